@@ -90,6 +90,16 @@ def floats_at(_: Any, address: Any) -> Any:
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
+def ints_at(_: Any, address: Any) -> Any:
+    """In compiled code: the pointer to the int64 at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return _types.CPointer(_types.int64)(_types.int64), code
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
 def from_bits(_: Any, bits: Any) -> Any:
     """In compiled code: the float32 with the bits of an int32."""
 

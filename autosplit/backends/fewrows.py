@@ -1,16 +1,19 @@
 """Operators on a few rows, compiled: ``few_rows`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
 
-Memory bounds such a product, because it computes little for each weight. One core of an AMD EPYC that ten processes shared read
-the weights of Llamas of 25 and 100 M parameters so fast (GB/s of processor time, weights of 1.5 to 49 MB):
+Memory bounds such a product, because it computes little for each weight. One core of an Intel Xeon (Cascade Lake, AVX-512), on
+which others worked, too, read weights of 1.6 to 98 MB so fast (GB/s of processor time, best of four passes over 60 MB or more; a
+plain sum by torch 8.8 to 9.4):
 
-====  ============  ==============
-rows  here          ONNX Runtime
-====  ============  ==============
-1     29 to 31      16 to 20
-2     29 to 31      15 to 18
-4     20 to 28      14 to 16
-8     9 to 16       12 to 13
-====  ============  ==============
+====  ============  ============  ============  ============
+rows  here          by columns    ONNX Runtime  OpenVINO
+====  ============  ============  ============  ============
+1     10.3 to 10.9  10.5 to 11.7  7.8 to 11.2   7.6 to 11.3
+2     10.3 to 10.7  9.5 to 11.1   7.6 to 10.5   7.3 to 10.6
+4     9.9 to 10.4   8.5 to 10.4   7.3 to 10.1   6.9 to 10.1
+8     7.8 to 8.5    6.4 to 6.8    6.6 to 8.0    6.3 to 7.5
+====  ============  ============  ============  ============
+
+The lowest ones of runtimes are those of the smallest weight, and with eight rows theirs of the largest are as fast as these.
 """
 
 from collections.abc import Callable
@@ -19,24 +22,46 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosplit.backends.instructions import Instruction, each, product
+from autosplit.backends.instructions import Instruction, each, lookup, norm, product
 from autosplit.tracing.programs import PREPARED
 
 Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
-_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
+_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None, bool by_columns=False) -> Tensor")
+_operators.define("norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
+_operators.define("look_up(Tensor table, Tensor ids) -> Tensor")
 _operators.define("on_rows(str function, Tensor x, Tensor? y=None, float? number=None) -> Tensor")
 FEW_ROWS, ON_ROWS = torch.ops.autosplit.few_rows.default, torch.ops.autosplit.on_rows.default
+NORM_ROWS, LOOK_UP = torch.ops.autosplit.norm_rows.default, torch.ops.autosplit.look_up.default
 
 
 def prepare_few_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, empty: Empty = torch.empty
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    by_columns: bool = False,
+    empty: Empty = torch.empty,
 ) -> tuple[torch.Tensor, Instruction]:
     """The memory of the answer, and a function that computes it from the contents of the arguments at its call."""
-    found = empty((*x.shape[:-1], len(weight)), dtype=x.dtype)
-    return found, product(x, weight.detach(), None if bias is None else bias.detach(), found)
+    found = empty((*x.shape[:-1], weight.shape[1 if by_columns else 0]), dtype=x.dtype)
+    return found, product(x, weight.detach(), None if bias is None else bias.detach(), found, by_columns)
+
+
+def prepare_norm_rows(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, empty: Empty = torch.empty
+) -> tuple[torch.Tensor, Instruction]:
+    """The memory of the answer, and a function that computes it from the contents of the arguments at its call."""
+    found = empty(x.shape, dtype=x.dtype)
+    scale, shift = (None if one is None else one.detach() for one in (weight, bias))
+    return found, norm(x, scale, shift, eps, found)
+
+
+def prepare_look_up(table: torch.Tensor, ids: torch.Tensor, empty: Empty = torch.empty) -> tuple[torch.Tensor, Instruction]:
+    """The memory of the answer, and a function that computes it from the contents of the arguments at its call."""
+    found = empty((*ids.shape, table.shape[1]), dtype=table.dtype)
+    return found, lookup(table.detach(), ids, found)
 
 
 def prepare_on_rows(
@@ -49,7 +74,7 @@ def prepare_on_rows(
 
 
 def few_rows(*arguments: Any) -> torch.Tensor:
-    """The operator ``autosplit::few_rows``: ``aten.linear`` of dense float32."""
+    """The operator ``autosplit::few_rows``: ``aten.linear`` of dense float32, or by columns ``aten.addmm``."""
     found, run = prepare_few_rows(*arguments)
     run()
     return found
@@ -62,15 +87,29 @@ def on_rows(*arguments: Any) -> torch.Tensor:
     return found
 
 
+def norm_rows(*arguments: Any) -> torch.Tensor:
+    """The operator ``autosplit::norm_rows``: ``aten.layer_norm`` over the last axis of dense float32."""
+    found, run = prepare_norm_rows(*arguments)
+    run()
+    return found
+
+
+def look_up(*arguments: Any) -> torch.Tensor:
+    """The operator ``autosplit::look_up``: ``aten.embedding`` of dense float32 and int64. Raises: IndexError."""
+    found, run = prepare_look_up(*arguments)
+    run()
+    return found
+
+
 def _shape(function: str, x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
     if function == "mean":
         return (*x.shape[:-1], 1)
     return tuple(x.shape if y is None else np.broadcast_shapes(x.shape, y.shape))
 
 
-def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, by_columns: bool = False) -> torch.Tensor:
     """An empty answer of ``few_rows``."""
-    return x.new_empty(*x.shape[:-1], len(weight))
+    return x.new_empty(*x.shape[:-1], weight.shape[1 if by_columns else 0])
 
 
 def _shaped_on(function: str, x: torch.Tensor, y: torch.Tensor | None = None, number: float | None = None) -> torch.Tensor:
@@ -78,7 +117,22 @@ def _shaped_on(function: str, x: torch.Tensor, y: torch.Tensor | None = None, nu
     return x.new_empty(_shape(function, x, y))
 
 
-for _name, _call, _fake in (("few_rows", few_rows, _shaped), ("on_rows", on_rows, _shaped_on)):
+def _shaped_norm(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    """An empty answer of ``norm_rows``."""
+    return x.new_empty(x.shape)
+
+
+def _shaped_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """An empty answer of ``look_up``."""
+    return table.new_empty(*ids.shape, table.shape[1])
+
+
+for _name, _call, _fake in (
+    ("few_rows", few_rows, _shaped),
+    ("on_rows", on_rows, _shaped_on),
+    ("norm_rows", norm_rows, _shaped_norm),
+    ("look_up", look_up, _shaped_rows),
+):
     _operators.impl(_name, _call, "CPU")
     _library.register_fake(f"autosplit::{_name}", _fake, lib=_operators)
-PREPARED[FEW_ROWS], PREPARED[ON_ROWS] = prepare_few_rows, prepare_on_rows
+PREPARED |= {FEW_ROWS: prepare_few_rows, ON_ROWS: prepare_on_rows, NORM_ROWS: prepare_norm_rows, LOOK_UP: prepare_look_up}

@@ -32,15 +32,44 @@ class Instruction:
         together([self], torch.get_num_threads())[0]()
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, found: torch.Tensor) -> Instruction:
-    """``found = x @ weight.T + bias`` of dense float32: ``[rows, size]``, ``[features, size]``, ``[features]``."""
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, found: torch.Tensor, by_columns: bool = False
+) -> Instruction:
+    """``found = x @ weight.T + bias`` of dense float32: ``[rows, size]``, ``[features, size]``, ``[features]``.
+
+    ``by_columns``: the weight is ``[size, features]``.
+    """
     rows, size = x.view(-1, x.shape[-1]).shape
-    features = len(weight)
-    tensors = (x, weight, found) if bias is None else (x, weight, found, bias)
-    places = [one.data_ptr() for one in tensors] + [0] * (4 - len(tensors))
-    return Instruction(
-        (_code("product"), *places, rows, size, features, 0, features), tensors, max(1, weight.nbytes // SHARE_BYTES)
+    features = weight.shape[1 if by_columns else 0]
+    tensors = [one for one in (x, weight, found, bias) if one is not None]
+    words = (
+        _code("product_by_columns" if by_columns else "product"),
+        *map(_place, (x, weight, found, bias)),
+        rows,
+        size,
+        features,
     )
+    return Instruction((*words, 0, features), tuple(tensors), max(1, weight.nbytes // SHARE_BYTES))
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, found: torch.Tensor) -> Instruction:
+    """Layer norm of dense float32 rows."""
+    rows, cols = x.view(-1, x.shape[-1]).shape
+    tensors = tuple(one for one in (x, weight, found, bias) if one is not None)
+    eps_bits = int(np.float32(eps).view(np.int32))
+    return Instruction((_code("norm"), *map(_place, (x, weight, found, bias)), rows, cols, eps_bits, 0, 0), tensors)
+
+
+def lookup(table: torch.Tensor, ids: torch.Tensor, found: torch.Tensor) -> Instruction:
+    """The rows of int64 ids of a dense float32 table."""
+    rows, cols = table.shape
+    return Instruction(
+        (_code("lookup"), *map(_place, (table, ids, found)), ids.numel(), cols, rows, 0, 0, 0), (table, ids, found)
+    )
+
+
+def _place(value: torch.Tensor | None) -> int:
+    return 0 if value is None else value.data_ptr()
 
 
 def each(function: str, x: torch.Tensor, y: torch.Tensor | None, found: torch.Tensor) -> Instruction:
@@ -102,8 +131,10 @@ def _tape(instructions: Sequence[Instruction]) -> Callable[[], object]:
     tape = np.array([one.words for one in instructions], np.int64)
 
     def run() -> None:
-        play(tape)
-        assert held  # the tensors live as long as this call
+        failed = play(tape)
+        if failed >= 0:
+            table, ids, _ = held[failed]  # which holds the tensors as long as this call lives
+            raise IndexError(f"ids {ids.flatten().tolist()} are not all rows of a table of {len(table)}; give ids below that")
 
     return run
 

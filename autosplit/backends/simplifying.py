@@ -3,7 +3,7 @@
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
 Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
 few rows become ``autosplit::few_rows``, ops between them ``autosplit::on_rows``, and the head of a step with prompts
-``autosplit::read_rows``.
+``autosplit::read_rows``. Parts of a split and the first rows become views, which cost nothing beside such operators.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from autosplit.backends.fewrows import FEW_ROWS, ON_ROWS
+from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS
 from autosplit.backends.instructions import strides
 from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
@@ -22,7 +22,7 @@ from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.memory.stages import reads_as_stored
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
-from autosplit.tracing.programs import Observer, weight
+from autosplit.tracing.programs import Observer, arguments_of, weight
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
 
@@ -40,6 +40,8 @@ VIEWS = (
     aten.permute.default,
     aten.slice.Tensor,
     aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.alias.default,
 )
 """Ops that give another view of the same memory."""
 
@@ -53,6 +55,7 @@ OF_ONE = {
     aten.sigmoid.default: "sigmoid",
     aten.silu.default: "silu",
     aten.tanh.default: "tanh",
+    aten.gelu.default: "gelu_erf",
 }
 """Ops that ``on_rows`` computes, and its names for them."""
 
@@ -79,6 +82,8 @@ def simplified(program: StageProgram) -> StageProgram:
         if roots and len(node.all_input_nodes) == 2:
             _divide(node, roots[0])
     specs = specs_of(replace(program, module=module))
+    for node in list(module.graph.nodes):
+        _see_as_view(node, specs, outputs)
     first: dict[tuple[str, ...], fx.Node] = {}
     for node in list(module.graph.nodes):
         if not is_op(node) or is_custom(node) or node.name in outputs:
@@ -120,6 +125,26 @@ def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
     return found
 
 
+def _see_as_view(node: fx.Node, specs: Mapping[str, TensorSpec], outputs: Collection[str]) -> None:
+    """Make a part of a split and the first rows slices, and leave out a conversion to the same type."""
+    match node:
+        case fx.Node(
+            args=(fx.Node(target=aten.split.Tensor, args=(fx.Node() as source, int() as size, *rest)), int() as number)
+        ) if is_pick(node):
+            axis: Any = rest[0] if rest else 0
+            start = number * size
+            node.target = aten.slice.Tensor
+            node.args = (source, axis, start, min(start + size, specs[source.name].shape[axis]))
+        case fx.Node(
+            target=aten.index_select.default, args=(fx.Node() as source, 0, fx.Node(target=aten.arange.default, args=(count,)))
+        ) if empty_like_spec(specs[source.name]).is_contiguous():
+            node.target, node.args = aten.slice.Tensor, (source, 0, 0, count)
+        case fx.Node(target=aten.type_as.default, args=(fx.Node() as source, _)) if (
+            node.name not in outputs and source.op != "get_attr" and specs[source.name].dtype == specs[node.name].dtype
+        ):
+            node.replace_all_uses_with(source)
+
+
 def _divide(node: fx.Node, root: fx.Node) -> None:
     """Make a product with a reciprocal root, ``x * rsqrt(y)``, a division by the root, ``x / sqrt(y)``."""
     [factor] = [source for source in node.all_input_nodes if source is not root]
@@ -132,12 +157,25 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
 def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> bool:
     """Let ``few_rows`` compute products of a few dense rows with a weight as it is stored; whether there are any."""
     found = False
-    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
-        rows, matrix = node.all_input_nodes[:2]
-        spec = specs[rows.name]
-        is_simple = matrix.op == "get_attr" and empty_like_spec(spec).is_contiguous()
-        if is_simple and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1])):
-            node.target, found = FEW_ROWS, True
+    for node in module.graph.nodes:
+        match node:
+            case fx.Node(target=aten.linear.default, args=(fx.Node() as rows, fx.Node() as matrix, *others)):
+                arguments: tuple[Any, ...] = (rows, matrix, *others)
+            case fx.Node(target=aten.addmm.default, args=(fx.Node() as bias, fx.Node() as rows, fx.Node() as matrix)) if (
+                not node.kwargs and bias.op == matrix.op == "get_attr" and weight(module, str(bias.target)).dim() == 1
+            ):
+                arguments = (rows, matrix, bias, True)
+            case _:
+                continue
+        spec = specs[rows.name] if rows.op != "get_attr" else None
+        weights = [one for one in arguments[1:] if isinstance(one, fx.Node)]
+        if (
+            spec is not None
+            and empty_like_spec(spec).is_contiguous()
+            and all(one.op == "get_attr" and weight(module, str(one.target)).is_contiguous() for one in weights)
+            and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1]))
+        ):
+            node.target, node.args, found = FEW_ROWS, arguments, True
     return found
 
 
@@ -147,6 +185,8 @@ def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec], outpu
         spec = specs.get(node.name)
         if not is_op(node) or spec is None or node.name in outputs or not _is_small(spec):
             continue
+        if _norm_or_lookup(module, node, specs):
+            continue
         arguments = _on_rows(node)
         if arguments is None:
             continue
@@ -154,6 +194,27 @@ def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec], outpu
         shape = values[0].shape if arguments[0] == "mean" else spec.shape
         if all(one.dtype == torch.float32 and strides(one, shape) for one in values) and _by_rows(values[0], shape):
             node.target, node.args, node.kwargs = ON_ROWS, arguments, {}
+
+
+def _norm_or_lookup(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> bool:
+    """Make an op a norm or a lookup of few rows, if it is one; whether it became that."""
+    given = arguments_of(node)
+    values = [one for one in given.values() if isinstance(one, fx.Node)]
+    like = [_like(module, one, specs) for one in values]
+    if not all(one.is_contiguous() for one in like):
+        return False
+    if node.target is aten.embedding.default and [one.dtype for one in like] == [torch.float32, torch.int64]:
+        node.target, node.args, node.kwargs = LOOK_UP, tuple(values), {}
+        return True
+    if (
+        node.target is aten.layer_norm.default
+        and len(given["normalized_shape"]) == 1
+        and {one.dtype for one in like} == {torch.float32}
+    ):
+        node.args = (given["input"], given.get("weight"), given.get("bias"), float(given.get("eps", 1e-5)))
+        node.target, node.kwargs = NORM_ROWS, {}
+        return True
+    return False
 
 
 def _is_small(spec: TensorSpec) -> bool:

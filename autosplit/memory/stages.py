@@ -24,8 +24,8 @@ from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, r
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
 
-LINEAR = "aten.linear.default"
-"""The operator that may read its weight as it is (``backends.fewrows``)."""
+PRODUCTS = ("aten.linear.default", "aten.addmm.default")
+"""The operators that may read their weight as it is (``backends.fewrows``)."""
 
 MOST_ROWS = 4
 """Most rows of a product that reads its weight as it is."""
@@ -194,10 +194,10 @@ def has_one_form(stage: Stage) -> bool:
 def reads_as_stored(operator: str, dtype: str, num_rows: int) -> bool:
     """Whether an op of a stage with custom operators, on a backend of ``FROM_ONNX``, reads its weight as it is stored.
 
-    >>> [reads_as_stored(LINEAR, "float32", num_rows) for num_rows in (0, 1, 4, 5)]
+    >>> [reads_as_stored("aten.linear.default", "float32", num_rows) for num_rows in (0, 1, 4, 5)]
     [False, True, True, False]
     """
-    return operator == LINEAR and dtype == "float32" and 0 < num_rows <= MOST_ROWS
+    return operator in PRODUCTS and dtype == "float32" and 0 < num_rows <= MOST_ROWS
 
 
 def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> tuple[int, int]:
@@ -210,7 +210,7 @@ def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> tuple[int,
             operators.setdefault(weight, set()).add(op.operator)
     tables, products = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}, set[str]()
     for op in ops:
-        if some_custom and op.operator == LINEAR:
+        if some_custom and op.operator in PRODUCTS:
             made = graph.values[op.outputs[0]]
             row_bytes = max(1, made.num_bytes // max(1, math.prod(made.shape[:-1])))
             sizes = (some[made.name] for some in (values.num_bytes, *values.others))

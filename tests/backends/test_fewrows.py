@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from autosplit.backends.fewrows import FEW_ROWS, ON_ROWS, prepare_on_rows
+from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS, prepare_on_rows
 from autosplit.backends.instructions import strides, together
 
 sizes = st.integers(1, 9)
@@ -20,6 +20,7 @@ ONE = {
     "silu": functional.silu,
     "tanh": torch.tanh,
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_erf": lambda x: x * torch.special.ndtr(x),  # torch's own gives NaN for infinity, and less exact answers
     "mean": lambda x: x.mean(-1, keepdim=True),
 }
 TWO = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
@@ -33,8 +34,27 @@ def test_products_equal_linear(rows, features, size, has_bias, threads):
     torch.set_num_threads(threads)
     try:
         torch.testing.assert_close(FEW_ROWS(x, weight, bias), functional.linear(x, weight, bias))
+        by_columns = weight.T.contiguous()
+        torch.testing.assert_close(FEW_ROWS(x, by_columns, bias, True), functional.linear(x, weight, bias))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_norms_equal_layer_norm(has_weight):
+    x = torch.randn(3, 2, 37) * 5 + 100
+    weight, bias = torch.randn(2, 37) if has_weight else (None, None)
+    expected = functional.layer_norm(x, (37,), weight, bias, 1e-3)
+    torch.testing.assert_close(NORM_ROWS(x, weight, bias, 1e-3), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(NORM_ROWS(torch.ones(2, 3), None, None, 1e-5), torch.zeros(2, 3))
+
+
+def test_lookups_equal_embedding_and_name_ids_outside_the_table():
+    table = torch.randn(5, 7)
+    torch.testing.assert_close(LOOK_UP(table, torch.tensor([[4, 0, 4]])), table[torch.tensor([[4, 0, 4]])])
+    for wrong in (-1, 5):
+        with pytest.raises(IndexError, match=f"ids .0, {wrong}. are not all rows of a table of 5"):
+            LOOK_UP(table, torch.tensor([0, wrong]))
 
 
 @pytest.mark.parametrize("function", ONE)
