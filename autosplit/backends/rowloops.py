@@ -84,7 +84,7 @@ def multiply(
     """Multiply rows with a part of a weight: columns ``start`` to ``end`` of ``found = x @ weight.T + bias``.
 
     Four rows of the weight that lie far apart are read at a time: with neighbours, whose bytes share a page, memory gives a
-    fifth less for 9 MB. Two or four rows of x go with them; the last one counts several times where there are fewer.
+    fifth less for 9 MB. One, two or four rows of x go with them; the last one counts twice where there are three.
 
     Args: addresses of float32 ``x [rows, size]``, ``weight [features, size]``, ``bias [features]`` (0 for none) and
         ``found [rows, features]``, and the features.
@@ -99,7 +99,15 @@ def multiply(
             m1 = min(m0 + 1, last)
             x0, x1 = m0 * size, m1 * size
             s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = ZERO
-            if m1 == last:
+            if m0 == last:
+                for part in range(size):
+                    value = x[x0 + part]
+                    s00 += value * weight[w0 + part]
+                    s01 += value * weight[w1 + part]
+                    s02 += value * weight[w2 + part]
+                    s03 += value * weight[w3 + part]
+                s10, s11, s12, s13 = s00, s01, s02, s03
+            elif m1 == last:
                 for part in range(size):
                     first, second, third, fourth = weight[w0 + part], weight[w1 + part], weight[w2 + part], weight[w3 + part]
                     value = x[x0 + part]

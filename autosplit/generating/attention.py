@@ -178,7 +178,9 @@ def prepare_attend(
     given = _Call(*arguments, **options)
     empty, dtype = empty or given.q.new_empty, given.q.dtype
     found = empty((1, given.q.shape[2], given.q.shape[1], given.v.shape[3]), dtype=dtype)
-    if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32:
+    rows = [one for one in (given.q, given.k, given.v, given.cos, given.sin) if one is not None]
+    in_rows = all(one.shape[-1] == 1 or one.stride(-1) == 1 for one in rows)
+    if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32 and in_rows:
         turned = given._replace(q=empty(given.q.shape, dtype=dtype))
         attend_alone = _alone(given, turned.q, found)
 
@@ -203,8 +205,8 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     """A call of ``attend_rows``, which keeps the keys and values, too, and rotates the queries into ``turned``."""
     from autosplit.generating.rows import attend_rows  # loads numba
 
-    num_slots, _, length, _ = given.state_keys.shape
-    count, kept = len(given.slots), given.kept
+    num_slots, num_kv, length, _ = given.state_keys.shape
+    count, kept, num_each = len(given.slots), given.kept, given.q.shape[1] // num_kv
     nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (count, count, given.q.shape[1])
     call: Callable[..., int] = attend_rows
     return partial(
@@ -219,7 +221,8 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
         ],
         turned[0].numpy(),
         np.empty(num_slots, np.int64),
-        np.empty(length, np.float32),
+        np.empty((num_each, given.q.shape[3]), np.float32),
+        np.empty(num_each * length, np.float32),
         found.detach().numpy(),
     )
 
