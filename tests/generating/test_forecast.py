@@ -146,7 +146,7 @@ def test_sequences_go_to_the_pipeline_with_the_fewest():
     side = Generator(pipelines[0], BUCKETS, Capacity(2, 80, VOCABULARY), 1, beside=[(pipelines[1], BUCKETS)], plan=PLAN)
     futures = [side.submit([number], max_new_tokens=3) for number in range(6)]
     wait_until(lambda: (side.num_running, side.num_waiting) == (4, 2))
-    assert [one.num_running for one in side._schedulers] == [2, 2]
+    assert [one.num_running for one in side._turns._schedulers] == [2, 2]
     for one in pipelines:
         one.release()
     assert [future.result() for future in futures] == [expected([number], 3) for number in range(6)]
@@ -155,10 +155,10 @@ def test_sequences_go_to_the_pipeline_with_the_fewest():
     assert (side.capacity.max_sequences, side.stats(clear=True).num_tokens, side.stats().num_tokens) == (4, 24, 0)
     pipelines[1].failure = gone = WorkerError("gone")
     pipelines[1].outcome = lambda *_: gone
-    with side._changed:  # so that each pipeline has one at once
+    with side._turns._changed:  # so that each pipeline has one at once
         good, bad = (side.submit([number], max_new_tokens=3) for number in (1, 2))
     assert (good.result(), bad.exception()) == (expected([1], 3), gone)
     side.close()
-    assert not side._thread.is_alive()
+    assert not side._turns._thread.is_alive()
     for one in pipelines:
         one.close()
