@@ -5,6 +5,7 @@
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +31,11 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 PACKAGE = Path(__file__).parent
 
-NUM_VERSIONS = 8
-"""Versions of the sources whose machine code is kept, 5 MB each; the others were not used for the longest time."""
+IMPORTED = re.compile(rb"from autosplit\.([\w.]+) import")
+"""The name of a module that another one imports, below the package."""
+
+NUM_VERSIONS = 24
+"""Folders of machine code that are kept, three for each version of the sources, 5 MB at most; others were not used for longer."""
 
 whole = cast(Callable[[int], int], np.int64)
 """Wraps integer arguments of compiled functions: numba compiles a function once more for a literal."""
@@ -133,13 +137,18 @@ def _cached(function: Function, **options: Any) -> Function:
 
 @cache
 def source_stamp(folder: Path) -> str:
-    """A digest of the compiled modules of a folder; where it changes, the machine code of all its functions is made anew."""
-    digest = sha256()
-    for path in sorted(folder.rglob("*.py")):
-        source = path.read_bytes()
-        if b"autosplit.jit import" in source:
-            digest.update(source)
-    return digest.hexdigest()
+    """A digest of the compiled modules of a folder, of those elsewhere that they import, and of this one.
+
+    Where it changes, the machine code of all functions of the folder is made anew: numba puts what they call into it.
+    """
+    found, waiting = dict[Path, bytes](), [Path(__file__), *folder.rglob("*.py")]
+    while waiting:
+        path = waiting.pop()
+        source = path.read_bytes() if path not in found and path.is_file() else b""
+        if b"autosplit.jit import" in source or path == Path(__file__):
+            found.setdefault(path, source)
+            waiting += [PACKAGE / f"{name.decode().replace('.', '/')}.py" for name in IMPORTED.findall(source)]
+    return sha256(b"".join(found[path] for path in sorted(found))).hexdigest()
 
 
 @cache

@@ -30,6 +30,17 @@ def test_a_changed_module_changes_the_stamp_of_all(tmp_path: Path) -> None:
     assert stamp(tmp_path) != before
 
 
+def test_a_changed_module_changes_the_stamp_of_those_that_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "PACKAGE", tmp_path)
+    for folder, line in (("lower", "x = 1"), ("upper", "from autosplit.lower.loops import x")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "loops.py").write_text(f"from autosplit.jit import inner\n{line}\n")
+    stamp = jit.source_stamp.__wrapped__
+    lower, upper = stamp(tmp_path / "lower"), stamp(tmp_path / "upper")
+    (tmp_path / "lower" / "loops.py").write_text("from autosplit.jit import inner\nx = 2\n")
+    assert stamp(tmp_path / "lower") != lower and stamp(tmp_path / "upper") != upper
+
+
 def test_all_installations_of_a_version_share_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # each installation compiled for 13 to 40 s at its first call
     monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path))
