@@ -1,6 +1,6 @@
 """Generation of text beside other programs on the same weights: prefill, decode with 1, 4 and 16 sequences, memory.
 
-    python -m benchmarks.generation [--models 25M,100M] [--peers-python PYTHON] [--ways W,W] [--rounds 3] [--minutes 12]
+    python -m benchmarks.generation [--models 25M,100M] [--peers-python PYTHON] [--way W]... [--rounds 3] [--minutes 12]
     python -m benchmarks.generation --write-table
 
 The environment of PYTHON holds the other programs: ``pip install torch transformers onnx-ir onnxruntime-genai openvino-genai
@@ -159,7 +159,7 @@ def section(name: str, entry: dict[str, Any]) -> list[str]:
     """The section on a model."""
     rounds = entry["rounds"]
     names = [way for way in rounds[0] if way != BANDWIDTH]
-    reference = next(iter(WAYS))
+    reference = next(way for way in WAYS if way in names)
 
     def middle(way: str, batch: int, part: str) -> float:
         """The median of a part of the answers; 0 where rounds have none, because a sequence ended before another one began."""
@@ -229,7 +229,9 @@ def page(kept: dict[str, Any]) -> str:
     lines[-1] += (
         "of the rounds. The bound is the rate at which memory gives the weights of a step. Same tokens: new tokens equal to "
     )
-    lines[-1] += f"those of {next(iter(WAYS))} before the first that differs, with one sequence."
+    lines[-1] += (
+        f"those of {next(iter(WAYS))} (without it, of the next other program) before the first that differs, with one sequence."
+    )
     lines[-1] += " A decode rate counts the tokens of the time in which all sequences have their first token and none its last."
     lines[-1] += " Of several requests of one sequence in a round, the medians count."
     lines[-1] += " Memory is that of the last round, of a way with all its processes."
@@ -243,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="25M,100M", help=f"names with commas between, of {', '.join(MODELS)}")
     parser.add_argument("--peers-python", default=sys.executable)
-    parser.add_argument("--ways", type=lambda text: text.split(","), help="only these; all of 500M need 25 GB of memory")
+    parser.add_argument("--way", action="append", dest="ways", help="only these, one at a time; all of 500M need 25 GB of memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=inf, help="begin no round after this time; a later call goes on")
     parser.add_argument("--threads", type=int, default=1, help="threads of each way, on as many cores")
