@@ -23,15 +23,20 @@ import numpy as np
 import torch
 
 from autosplit.backends.instructions import Instruction, each, lookup, norm, product
+from autosplit.compat.torchparts import schema_of
 from autosplit.tracing.programs import PREPARED
 
 Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
+# aten.linear of dense float32, or by columns aten.addmm
 _operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None, bool by_columns=False) -> Tensor")
+# aten.layer_norm over the last axis
 _operators.define("norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
+# aten.embedding of int64 ids; an id outside the table raises IndexError
 _operators.define("look_up(Tensor table, Tensor ids) -> Tensor")
+# a function of the elements of x, and of y or a number (``rowloops.FUNCTIONS``)
 _operators.define("on_rows(str function, Tensor x, Tensor? y=None, float? number=None) -> Tensor")
 FEW_ROWS, ON_ROWS = torch.ops.autosplit.few_rows.default, torch.ops.autosplit.on_rows.default
 NORM_ROWS, LOOK_UP = torch.ops.autosplit.norm_rows.default, torch.ops.autosplit.look_up.default
@@ -73,34 +78,6 @@ def prepare_on_rows(
     return found, each(function, x.detach(), None if other is None else other.detach(), found)
 
 
-def few_rows(*arguments: Any) -> torch.Tensor:
-    """The operator ``autosplit::few_rows``: ``aten.linear`` of dense float32, or by columns ``aten.addmm``."""
-    found, run = prepare_few_rows(*arguments)
-    run()
-    return found
-
-
-def on_rows(*arguments: Any) -> torch.Tensor:
-    """The operator ``autosplit::on_rows``: a function of the elements of x, and of y or a number (``rowloops.FUNCTIONS``)."""
-    found, run = prepare_on_rows(*arguments)
-    run()
-    return found
-
-
-def norm_rows(*arguments: Any) -> torch.Tensor:
-    """The operator ``autosplit::norm_rows``: ``aten.layer_norm`` over the last axis of dense float32."""
-    found, run = prepare_norm_rows(*arguments)
-    run()
-    return found
-
-
-def look_up(*arguments: Any) -> torch.Tensor:
-    """The operator ``autosplit::look_up``: ``aten.embedding`` of dense float32 and int64. Raises: IndexError."""
-    found, run = prepare_look_up(*arguments)
-    run()
-    return found
-
-
 def _shape(function: str, x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
     if function == "mean":
         return (*x.shape[:-1], 1)
@@ -127,12 +104,24 @@ def _shaped_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return table.new_empty(*ids.shape, table.shape[1])
 
 
-for _name, _call, _fake in (
-    ("few_rows", few_rows, _shaped),
-    ("on_rows", on_rows, _shaped_on),
-    ("norm_rows", norm_rows, _shaped_norm),
-    ("look_up", look_up, _shaped_rows),
+def _at_once(prepare: Callable[..., tuple[torch.Tensor, Instruction]]) -> Callable[..., torch.Tensor]:
+    """The operator that is prepared and computed in one call."""
+
+    def call(*arguments: Any) -> torch.Tensor:
+        found, run = prepare(*arguments)
+        run()
+        return found
+
+    return call
+
+
+for _operator, _prepare, _fake in (
+    (FEW_ROWS, prepare_few_rows, _shaped),
+    (ON_ROWS, prepare_on_rows, _shaped_on),
+    (NORM_ROWS, prepare_norm_rows, _shaped_norm),
+    (LOOK_UP, prepare_look_up, _shaped_rows),
 ):
-    _operators.impl(_name, _call, "CPU")
-    _library.register_fake(f"autosplit::{_name}", _fake, lib=_operators)
-PREPARED |= {FEW_ROWS: prepare_few_rows, ON_ROWS: prepare_on_rows, NORM_ROWS: prepare_norm_rows, LOOK_UP: prepare_look_up}
+    _name = schema_of(_operator).name
+    _operators.impl(_name, _at_once(_prepare), "CPU")
+    _library.register_fake(_name, _fake, lib=_operators)
+    PREPARED[_operator] = _prepare

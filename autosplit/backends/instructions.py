@@ -1,6 +1,6 @@
 """Ops on a few rows as instructions of one compiled loop.
 
-A call from Python of a runtime or of torch takes 5 to 20 us. A norm of a few rows takes less than one.
+A call of a runtime or of torch from Python takes longer than a norm of a few rows does.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -4,7 +4,6 @@ Containers (``pytree``) are those of ``ExportedProgram.call_spec``; operators ar
 """
 
 import copy
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -72,9 +71,3 @@ def stores_of(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
 def num_writes(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; 0 for a tensor of inference mode, which does not count."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def forget_nodes() -> None:
-    """Let go of the nodes of the last export, which torch keeps until the next one, and with them its graph and sizes."""
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # it loads sympy, which workers do without
-    getattr(tracer, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from torch.nn.modules import rnn
 
 from autosplit.compat.runtimes import kept_kernels
-from autosplit.compat.torchparts import forget_nodes, pytree
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import BRIEF, TraceError, UsageError, is_interrupt
 from autosplit.tracing import architectures, devicecopies, flattening
 from autosplit.tracing.callbinding import bind, leaf_places, signature_of
@@ -234,7 +234,6 @@ def export(model: Model, dynamic: Any = None) -> ExportedProgram:
                 found = flattening.move_reserved(torch.export.export(found, args, kwargs, dynamic_shapes=shapes, strict=False))
             with kept_kernels():
                 functional: ExportedProgram = found.run_decompositions({})
-            forget_nodes()
             return functional
     except Exception as failure:
         if is_interrupt(failure):

@@ -151,15 +151,6 @@ def test_the_stores_of_a_module_are_its_own() -> None:
     assert module.mark == 3 and module.running_mean.sum() == 2 and parameters["weight"] is module.weight
 
 
-def test_torch_keeps_nodes_of_an_export_until_they_are_forgotten() -> None:
-    from torch.fx.experimental import proxy_tensor
-
-    torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),), strict=False)
-    assert proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT
-    torchparts.forget_nodes()
-    assert not proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT
-
-
 def test_writes_are_counted_but_in_inference_mode() -> None:
     tensor = torch.zeros(2)
     before = torchparts.num_writes(tensor)
