@@ -86,10 +86,10 @@ def test_the_memory_of_workers_that_ran_is_known_to_the_next_plan(found, family,
     """The account of a plan before it ran counts all variants; then it is what was measured, in the store, too."""
     ran = {name: one for name, one in found.report.outcomes.items() if name != GENERATE}
     for outcome in ran.values():
-        memory = {stage.name: stage.memory for stage in outcome.plan.stages}
-        for worker in outcome.stats.stages:
-            assert memory[worker.stage].measured
-            assert memory[worker.stage].held_bytes == pytest.approx(worker.held_bytes, rel=0.05)
+        for stage in outcome.plan.stages:  # the account has the largest replica of the first run; 64 pages more or less are noise
+            held_bytes = max(worker.held_bytes for worker in outcome.stats.stages if worker.stage == stage.name)
+            assert stage.memory.measured
+            assert stage.memory.held_bytes == pytest.approx(held_bytes, rel=0.05, abs=256 << 10)
     stored, phases = open_store(store).load(family.graph), found.profile.phases
     again = mixed_phases(family, {**phases, max(phases): stored}, traffic_on(family, found.machine), found.profile.host_s)
     measured = {(setting.backend, setting.threads) for setting in again.measured}  # a store has these, and no union of cores
