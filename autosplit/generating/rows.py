@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.backends.rowloops import exp, multiply, multiply_by_columns
+from autosplit.backends.rowfunctions import exp
+from autosplit.backends.rowproducts import multiply, multiply_by_columns
 from autosplit.jit import floats_at, summing
 
 Array = np.ndarray[Any, Any]
