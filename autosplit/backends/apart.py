@@ -18,7 +18,7 @@ from typing import TypeVar
 from autosplit.devices.calls import begin, serve
 from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import Worker, spawn_worker
-from autosplit.errors import AutosplitError, BackendError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
 from autosplit.scratch import scratch_folder, sweep
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _lock = threading.Lock()
 _warming: threading.Thread | None = None
 """The call of ``begin_apart``, until the next call has waited for it."""
 _leaving = threading.Event()
-"""Set when this process ends."""
+"""Set when this process ends, to end every wait for the other one."""
 _is_apart = False
 """Whether this process is one of them."""
 _limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(LIMIT_S, None))
@@ -68,7 +68,7 @@ def apart(function: Callable[..., T], *arguments: object, doing: str, packages: 
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         packages: modules that define the user's operators.
     Raises: BackendError: the process died, or took longer than ``limited`` allows (its cause is a HungError), or the function
-        raised another error. AutosplitError: the function raised it.
+        raised another error. RefusedError: this process ends. AutosplitError: the function raised it.
     """
     if _is_apart:
         return function(*arguments)
@@ -76,10 +76,11 @@ def apart(function: Callable[..., T], *arguments: object, doing: str, packages: 
     try:
         worker, is_free = _taken(), False
         try:
-            result = begin(worker, doing, _run, doing, tuple(packages), function, arguments).result(limit_s, progress=watch)
+            call = begin(worker, doing, _run, doing, tuple(packages), function, arguments)
+            result = call.result(limit_s, progress=watch, stop=_leaving)
             is_free = True
         except AutosplitError as failure:
-            is_free = not isinstance(failure, WorkerError)
+            is_free = not isinstance(failure, WorkerError | RefusedError)
             raise
         finally:
             if is_free:
@@ -92,10 +93,6 @@ def apart(function: Callable[..., T], *arguments: object, doing: str, packages: 
     return result  # type: ignore[return-value]
 
 
-class _Leaving(Exception):  # noqa: N818 - it ends a call that nobody waits for
-    """This process ends."""
-
-
 def begin_apart(function: Callable[..., object], *arguments: object, doing: str) -> None:
     """Begin a call in the other process that only loads modules there; the next call waits for its end.
 
@@ -105,7 +102,7 @@ def begin_apart(function: Callable[..., object], *arguments: object, doing: str)
     global _warming
 
     def call() -> None:
-        with suppress(AutosplitError, OSError, _Leaving), scratch_folder() as folder, limited(watch=_look):
+        with suppress(AutosplitError, OSError), scratch_folder() as folder:
             apart(function, folder, *arguments, doing=doing)
 
     with _lock:
@@ -114,11 +111,6 @@ def begin_apart(function: Callable[..., object], *arguments: object, doing: str)
         _warming = threading.Thread(target=call, name="autosplit-loading", daemon=True)
     with refusals_named():
         _warming.start()
-
-
-def _look(seconds: float) -> None:
-    if _leaving.is_set():
-        raise _Leaving
 
 
 @atexit.register
