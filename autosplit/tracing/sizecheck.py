@@ -1,4 +1,4 @@
-"""Sizes at which a module does not compute, found by a pass of it at some sizes of each dimension.
+"""Sizes at which a module does not compute, found by passes of it at few sizes of each dimension.
 
 An export with symbolic sizes holds for all of them. Without one, only the ends of a range are traced before a model is measured.
 """
@@ -14,31 +14,45 @@ from autosplit.tracing.verifying import own_storage
 from autosplit.values.shapes import Sizes
 
 MOST_TRIED = 16
-"""Sizes of a dimension that are tried; of more those next to the ends, at which multiples of a number show, and random ones."""
+"""Sizes of a dimension that are tried too after one has failed, to name some at which the module computes; of more those next to
+the ends, at which multiples of a number show, and random ones."""
 
 
 def require_sizes(model_of: Callable[[Mapping[str, int]], Model], allowed: Mapping[str, Sizes]) -> None:
-    """Raises: TraceError: a module does not compute at some sizes of a dimension, the other ones at their largest."""
+    """Refuse a range at the middle or next to the ends of which a module does not compute; the largest sizes were traced.
+
+    A module that wants multiples of a number fails next to an end, and one that fails from some size on fails at an end. A gap
+    elsewhere is not found.
+
+    Raises: TraceError: a module does not compute at some sizes of a dimension, the other ones at their largest.
+    """
     largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
     for dim, sizes in allowed.items():
-        tried, failures = _tried(sizes), dict[int, Exception]()
-        for size in tried:
-            model = model_of({**largest, dim: size})
-            args, kwargs = own_storage((model.args, dict(model.kwargs)))
-            try:
-                with torch.inference_mode():
-                    model.module(*args, **kwargs)
-            except Exception as failure:  # whatever the module raises
-                failures[size] = failure
-        if failures:
-            shown, (first, *_) = list(map(str, failures))[:SHOWN_FAULTS], failures.values()
-            more = f" and {len(failures) - len(shown)} more" * (len(failures) > len(shown))
-            [reason, *_] = str(first).splitlines() or [type(first).__name__]
-            raise TraceError(
-                f"model '{model.name}' does not compute at '{dim}' {', '.join(shown)}{more} (of {len(tried)} sizes that were "
-                f"tried): {reason}. Give only sizes at which it does, such as "
-                f"{','.join(str(size) for size in tried if size not in failures)}"
-            ) from first
+        few = {*sizes[:2], sizes[len(sizes) // 2], *sizes[-2:-1]} - {sizes[-1]}
+        found = {size: _failure(model_of({**largest, dim: size})) for size in few}
+        if all(failure is None for failure in found.values()):
+            continue
+        found |= {size: _failure(model_of({**largest, dim: size})) for size in _tried(sizes) if size not in found}
+        failures = {size: failure for size, failure in sorted(found.items()) if failure is not None}
+        shown, (first, *_) = list(map(str, failures))[:SHOWN_FAULTS], failures.values()
+        more = f" and {len(failures) - len(shown)} more" * (len(failures) > len(shown))
+        [reason, *_] = str(first).splitlines() or [type(first).__name__]
+        raise TraceError(
+            f"model '{model_of(largest).name}' does not compute at '{dim}' {', '.join(shown)}{more} (of {len(found)} sizes that "
+            f"were tried): {reason}. Give only sizes at which it does, such as "
+            f"{','.join(str(size) for size in sorted(found) if size not in failures)}"
+        ) from first
+
+
+def _failure(model: Model) -> Exception | None:
+    """What a pass of the module raises."""
+    args, kwargs = own_storage((model.args, dict(model.kwargs)))
+    try:
+        with torch.inference_mode():
+            model.module(*args, **kwargs)
+    except Exception as failure:  # whatever the module raises
+        return failure
+    return None
 
 
 def _tried(sizes: Sizes) -> list[int]:

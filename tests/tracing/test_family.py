@@ -179,6 +179,10 @@ def test_model_without_a_symbolic_export_is_traced_for_each_size():
         family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=(4, 8, 10, 12))
     with pytest.raises(TraceError, match=r"'seq' 5, 6, 7, .* \(of 16 sizes that were tried\): .*, such as 4,"):
         family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=range(4, 65))
+    seen = set()
+    told = Function(lambda x: seen.add(int(x.shape[1])) or chunks(x))
+    family_of(told, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=range(4, 129, 4))
+    assert seen == {4, 8, 68, 124, 128}
 
 
 @pytest.mark.parametrize(
