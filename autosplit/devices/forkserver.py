@@ -221,10 +221,15 @@ def fork(order: Fork, stop: threading.Event | None = None) -> tuple[int, int, Fo
     except WorkerError:  # the thread could not start
         held.close()
         raise
-    while stop is not None and not wait([forking], LOOK_S).done:
+    return answer(forking, "while a worker was started", stop)
+
+
+def answer(asked: Future[Result], doing: str, stop: threading.Event | None) -> Result:
+    """What the spawner thread found. Raises: RefusedError: ``stop`` was set before. Others as the function that it was given."""
+    while stop is not None and not wait([asked], LOOK_S).done:
         if stop.is_set():
-            raise RefusedError("the pipeline was closed while a worker was started")
-    return forking.result()
+            raise RefusedError(f"the pipeline was closed {doing}")
+    return asked.result()
 
 
 def reap(server: ForkServer, pid: int) -> Future[int | None]:

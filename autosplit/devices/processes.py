@@ -95,8 +95,8 @@ class Worker:
             self._ended = bool(poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))))
         return self._ended
 
-    def kill(self) -> None:
-        """Kill the process if it still runs, and wait for its end, at most ``KILL_TIMEOUT_S``.
+    def kill(self, timeout_s: float = KILL_TIMEOUT_S) -> None:
+        """Kill the process if it still runs, and wait for its end, at most ``timeout_s``.
 
         A thread ends at its next look at the control channel, which is closed.
         """
@@ -107,20 +107,24 @@ class Worker:
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self.wait(KILL_TIMEOUT_S)
+            self.wait(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
+        """``end`` it in ``timeout_s``."""
+        self.end(time.monotonic() + timeout_s)
 
-        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. The rest of the worker goes a little later if
-        the fork server answers late.
+    def end(self, until_s: float) -> None:
+        """Close the control channel, which ends a worker that reads it; kill it if it is not gone by a monotonic second.
+
+        The kernel has ``KILL_TIMEOUT_S`` from that second on, and the fork server ``REAP_TIMEOUT_S``, so that the ends of many
+        workers take as long as that of one. The rest of a worker goes a little later if the fork server answers late.
         """
         hang_up(self.connection)
-        if not self.wait(timeout_s) and self.server is not None:
-            self.kill()
+        if not self.wait(until_s - time.monotonic()) and self.server is not None:
+            self.kill(max(forkserver.LOOK_S, until_s + KILL_TIMEOUT_S - time.monotonic()))
         if self.server is not None:
             if self._ended:
-                wait([self._reap(self.server)], REAP_TIMEOUT_S)
+                wait([self._reap(self.server)], max(0.0, min(REAP_TIMEOUT_S, until_s + REAP_TIMEOUT_S - time.monotonic())))
             self._ended = True  # one that the kernel cannot end is left behind
         elif self._ended and self.thread is not None:
             self.thread.join()
@@ -128,13 +132,16 @@ class Worker:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def fate(self) -> str:
-        """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, ``died`` for a thread, or ``is alive``."""
+    def fate(self, stop: threading.Event | None = None) -> str:
+        """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, ``died`` for a thread, or ``is alive``.
+
+        Raises: RefusedError: another thread set ``stop`` while the fork server did not answer.
+        """
         if self.alive():
             return "is alive"
         if self.server is None:
             return "died"
-        code = self._reap(self.server).result()
+        code = forkserver.answer(self._reap(self.server), f"while the end of worker '{self.name}' was looked into", stop)
         if code is None:
             return "ended, and the stopped process that it was forked from does not say how"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -164,7 +171,7 @@ def receive(
                 return worker.connection.recv()
         except (EOFError, OSError):
             worker.wait(1.0)
-            raise WorkerError(f"worker '{worker.name}' {worker.fate()} {doing}") from None
+            raise WorkerError(f"worker '{worker.name}' {worker.fate(stop)} {doing}") from None
         waited_s = time.monotonic() - begun_s
         if stop is not None and stop.is_set():
             raise RefusedError(f"the pipeline was closed {doing}")

@@ -110,7 +110,7 @@ class Deployment:
         for worker in self.workers:
             with contextlib.suppress(OSError):
                 hang_up(worker.connection)
-        until = time.monotonic() + timeout_s
+        until_s = time.monotonic() + timeout_s
         with contextlib.ExitStack() as ends:  # Ctrl-C ends one of them, and the others follow
             for files in self.kept.values():
                 ends.callback(files.close)
@@ -121,7 +121,7 @@ class Deployment:
             for ring in (ring for rings in self.rings for ring in rings):
                 ends.callback(ring.close)
             for worker in reversed(self.workers):
-                ends.callback(_end, worker, until)
+                ends.callback(_end, worker, until_s)
 
     def _launch(self, number: int) -> Worker:
         config = self.worker_configs[number]
@@ -164,10 +164,10 @@ class Deployment:
             raise BackendError(text, backend=config.stage.module.kind, device=device, where=config.device.name) from None
 
 
-def _end(worker: Worker, until: float) -> None:
-    """Let a worker end until that time, or until Ctrl-C; then it is killed."""
+def _end(worker: Worker, until_s: float) -> None:
+    """Let a worker end until that second, or until Ctrl-C; then it is killed."""
     try:
-        worker.close(max(0.0, until - time.monotonic()))
+        worker.end(until_s)
     except BaseException:
         worker.close(0.0)
         raise

@@ -181,7 +181,7 @@ class Recovery:
     def _tell(self, number: int, sequence: int | None) -> str:
         """Describe a death, in the log too."""
         worker = self._deployment.workers[number]
-        story = f"{self._name(number)} {self._hung.pop(number, '') or worker.fate()}"
+        story = f"{self._name(number)} {self._hung.pop(number, '') or worker.fate(self._deployment.stopping)}"
         if sequence is not None:
             story += f" while it ran request {self._deployment.status_block.number(sequence)}"
         log.warning("%s", story)

@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -124,3 +126,18 @@ def test_running_out_of_memory_fails_the_request_alone_and_a_worker_that_stands_
         os.kill(pipeline.pids[0], signal.SIGSTOP)
         assert pipeline.run(request(1))[0][0] == 2
         assert pipeline.restarts == 1
+
+
+def test_the_end_of_a_pipeline_does_not_wait_for_a_stopped_fork_server() -> None:
+    """Amid a recovery it took the ten seconds that a fork server has for an answer, and one more for each worker."""
+    pipeline = Pipeline([spawned("a", "increment", "x", "u"), spawned("b", "increment", "u", "y")], ["x"], ["y"])
+    server = pipeline._transport.deployment.workers[0].server  # type: ignore[attr-defined]
+    os.kill(server.pid, signal.SIGSTOP)
+    os.kill(pipeline.pids[0], signal.SIGKILL)
+    wait_until(lambda: pipeline.health()[1].state == "paused")
+    begun_s = time.monotonic()
+    pipeline.close(drain=False)
+    taken_s = time.monotonic() - begun_s
+    with suppress(ProcessLookupError):
+        os.kill(server.pid, signal.SIGCONT)
+    assert taken_s < 5
