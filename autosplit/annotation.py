@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from autosplit import api
 from autosplit.arguments import checked
-from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.footprints import footprints_for
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import UsageError
@@ -88,7 +88,7 @@ def annotate(
         objective=objective,
         planner_s=10.0 if budget.planner_s is None else budget.planner_s,
         max_error=max_error,
-        account=Footprints(known, setup.workspace).account(traced, timed),
+        account=footprints_for(family or traced, timed, known, setup.workspace).account(traced, timed),
     )
     if isinstance(plain, Placed) and placed.same_as(plain):
         placed = plain

@@ -11,11 +11,11 @@ from autosplit.backends.base import absent_runtimes
 from autosplit.backends.warming import begin_loading
 from autosplit.deploying.bench import Bench
 from autosplit.deploying.comparing import Subject, expectation, run_beside
-from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.footprints import Footprints, footprints_for
 from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
-from autosplit.devices.discovering import Devices, absent_devices, as_machine
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
@@ -111,20 +111,23 @@ def search(
         budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    if isinstance(traced, Family):
-        setup.require_one_precision()
-        if profile.shapes is None:
-            raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
-        # An explanation would be that of the largest size alone; ``phase_rows`` explains the phases of a generator.
-        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0, explain_s=0.0)
-        if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
-            footprints = Footprints(_machine(devices, setup), setup.workspace, traced.variants[1:])
-            ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)
-            first = ask(demands_of(constraints))
-            return replace(first, plan=best_plan(traced, profile, footprints, constraints, first.plan, lambda one: ask(one).plan))
-        found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
-        return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
-    return _search(traced, profile, Footprints(_machine(devices, setup), setup.workspace), constraints, setup, as_budget(budget))
+    footprints = footprints_for(traced, profile, _machine(devices, setup), setup.workspace)
+    if not isinstance(traced, Family):
+        return _search(traced, profile, footprints, constraints, setup, as_budget(budget))
+    setup.require_one_precision()
+    if profile.shapes is None:
+        raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
+    # An explanation would be that of the largest size alone; ``phase_rows`` explains the phases of a generator.
+    setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0, explain_s=0.0)
+    ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)
+    if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
+        first = ask(demands_of(constraints))
+        return replace(first, plan=best_plan(traced, profile, footprints, constraints, first.plan, lambda one: ask(one).plan))
+    found = ask(constraints)
+    shapes = shapes_of(traced, found.plan, profile.shapes)
+    if shapes.dynamic != profile.shapes.dynamic:  # a program for each variant takes more memory
+        return search(traced, replace(profile, shapes=shapes), devices, constraints, setup=setup, budget=budget)
+    return replace(found, plan=replace(found.plan, shapes=shapes))
 
 
 def _search(
@@ -145,7 +148,7 @@ def _search(
             budget=budget,
             setup=setup,
             subject_for=partial(cut, traced, measure_part) if may_cut(traced, profile, budget) else None,
-            footprints=None if absent_devices(machine) else footprints,
+            footprints=footprints,
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )

@@ -109,8 +109,9 @@ def memory(given: Memory) -> None:
 
     with bars(err) as progress:
         loaded = load_plan(given.plan, given.model, progress, weights=given.measure)
-        variants = further_sizes(as_family(loaded.family or loaded.traced), loaded.plan)
-        plan, footprints = loaded.plan, Footprints(loaded.machine, None, variants)
+        plan = loaded.plan
+        variants = further_sizes(as_family(loaded.family or loaded.traced), plan.shapes, plan.backends)
+        footprints = Footprints(loaded.machine, None, variants)
         counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced, variants))
         known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
         if given.measure:

@@ -45,7 +45,7 @@ def search(given: options.Plans) -> None:
     traffic = traffic_of(given, given.sizes, sequences)
     start(lambda: given.backends)
     from autosplit import api, keeping
-    from autosplit.deploying.footprints import Footprints
+    from autosplit.deploying.footprints import footprints_for
     from autosplit.placing.rules import broken_by
 
     started, budget = keeping.now(), given.spending()
@@ -65,7 +65,7 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        account = Footprints(machine).account(found.traced, found.profile)
+        account = footprints_for(traced, found.profile, machine).account(found.traced, found.profile)
         with bars(err) as progress:
             progress("front", 0.0, "planning for several limits")
             data["front"], front = _front_of_model(given, found, machine, account)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.networks import deploy
+from autosplit.deploying.networks import deploy, further_sizes
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import absent_devices
 from autosplit.errors import AutosplitError
@@ -17,7 +17,7 @@ from autosplit.reports.results import StageStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import as_family
+from autosplit.tracing.family import Family, as_family
 from autosplit.values.machine import Machine, kind_of
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
@@ -97,3 +97,13 @@ class Footprints:
     def footprint(self, traced: Traced, plan: Plan, stage: Stage) -> Footprint | None:
         """The footprint of a stage; None if it was not measured."""
         return self.of(traced).get(key_of(plan, stage))
+
+
+def footprints_for(
+    model: Traced | Family, profile: Profile | None, machine: Machine, workspace: Workspace | None = None
+) -> Footprints:
+    """The footprints of stages of a model, with the programs of all sizes for which plans from a profile have some."""
+    family, shapes = as_family(model), None if profile is None else profile.shapes
+    backends = () if profile is None else [setting.backend for setting in profile.measured]
+    family = family if shapes is None else family.only(shapes.variants)
+    return Footprints(machine, workspace, further_sizes(family, shapes, backends))

@@ -1,6 +1,6 @@
 """Place the stages of a plan on devices, and open them as a network of a host."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, Stage, held_on
 from autosplit.values.samples import FROM_ONNX, Precision
+from autosplit.values.shapes import Shapes
 
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all variants of a stage. The others pack the weights anew for each."""
@@ -54,7 +55,7 @@ def place(
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
-        plan = Account(traced.graph, values_of(traced, further_sizes(family, plan))).fitted(plan, machine)
+        plan = Account(traced.graph, values_of(traced, further_sizes(family, plan.shapes, plan.backends))).fitted(plan, machine)
     plan.verify(traced.graph, machine)
     programs = split_each_size(family, plan)
     found = []
@@ -96,10 +97,9 @@ def place(
     return found
 
 
-def further_sizes(family: Family, plan: Plan) -> Sequence[Traced]:
-    """The model at the sizes below the largest for which a stage of the plan has a program of its own."""
-    dynamic = () if plan.shapes is None else plan.shapes.dynamic
-    further: Sequence[Traced] = () if {stage.backend for stage in plan.stages} <= {*dynamic} else family.variants[1:]
+def further_sizes(family: Family, shapes: Shapes | None, backends: Iterable[str]) -> Sequence[Traced]:
+    """The model at the sizes below the largest for which a stage on one of the backends has a program of its own."""
+    further: Sequence[Traced] = () if shapes is not None and {*backends} <= {*shapes.dynamic} else family.variants[1:]
     return further
 
 
@@ -112,7 +112,7 @@ def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]
     dynamic, symbolic = () if plan.shapes is None or len(family.sizes) == 1 else plan.shapes.dynamic, family.symbolic
     if dynamic and symbolic is None:
         raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
-    traced = (family.variants[0], *further_sizes(family, plan))
+    traced = (family.variants[0], *further_sizes(family, plan.shapes, plan.backends))
     for one in traced:
         require_right(one, plan)
     found = list[tuple[StageProgram, ...]]()

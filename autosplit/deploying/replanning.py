@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.networks import place
+from autosplit.deploying.networks import further_sizes, place
 from autosplit.deploying.setup import Hosts
 from autosplit.errors import AutosplitError, BackendError, TraceError
 from autosplit.memory.account import Account
@@ -28,7 +28,7 @@ TIME_LIMIT_S = 1.0
 
 def plan_on(
     machine: Machine,
-    traced: Traced,
+    model: Traced | Family,
     plan: Plan,
     profile: Profile,
     constraints: Constraints | None = None,
@@ -37,7 +37,7 @@ def plan_on(
     """The best plan of a model on other devices; objective, microbatch, queue depth, precision and sizes of its plan stay.
 
     Args:
-        traced: the model, traced for the plan's microbatch, at the largest sizes.
+        model: traced for the plan's microbatch, or at each size of a plan for several.
         plan: the plan that runs.
         profile: seconds of the ops on all devices.
         constraints: demands on the plan; by default only its objective.
@@ -47,19 +47,20 @@ def plan_on(
     from autosplit.planning.caps import plan_within_caps  # solvers take a second to load, and few devices are lost
 
     demands = constraints or Constraints(objective="latency" if plan.objective == "latency" else "throughput")
-    profile = replace(profile, shapes=plan.shapes).on(machine)
+    profile, family = replace(profile, shapes=plan.shapes).on(machine), as_family(model)
+    traced, backends = family.variants[0], measured_backends(profile, machine)
     question = Question(
         traced.graph,
         profile,
         plan.source,
         machine,
-        measured_backends(profile, machine),
+        backends,
         demands if num_stages is None else replace(demands, num_stages=num_stages),
         queue_depth=plan.queue_depth,
         microbatch=plan.microbatch,
         time_limit_s=TIME_LIMIT_S,
         shares_time=True,
-        account=Account(traced.graph, values_of(traced), footprints_of(profile)),
+        account=Account(traced.graph, values_of(traced, further_sizes(family, plan.shapes, backends)), footprints_of(profile)),
     )
     return replace(plan_within_caps(question), shapes=plan.shapes)
 
@@ -103,7 +104,7 @@ def devices_left(
         """
         nonlocal left
         left = left.without(lost) if hosts is None else hosts.machine
-        asked = left, family.variants[0], plan, profile
+        asked = left, family, plan, profile
         try:
             return place(family, plan_on(*asked), left, workspace)
         except TraceError:  # a stage of the new cut cannot take all sizes in one program, as the whole model does

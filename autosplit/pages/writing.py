@@ -5,19 +5,17 @@ from pathlib import Path
 
 from autosplit.api import AutoResult
 from autosplit.arguments import checked
+from autosplit.deploying.footprints import footprints_for
 from autosplit.deploying.setup import Setup
 from autosplit.errors import UsageError
 from autosplit.files import write_atomic
 from autosplit.keeping import stored_profile
 from autosplit.measuring import Store
-from autosplit.memory.account import Account
-from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
 from autosplit.parsing import MALFORMED
 from autosplit.reports.accuracy import Run
 from autosplit.reports.runreport import RunReport
-from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -56,7 +54,8 @@ def write_report(
 def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int]]:
     """The planner's front under the user's demands, with the bytes of each plan's fullest device; nothing runs for it."""
     found = result.search
-    account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
+    footprints = footprints_for(result.family or found.traced, found.profile, result.machine)
+    account = replace(footprints.account(found.traced, found.profile), run=None)
     limits = {"queue_depth": found.plan.queue_depth, "time_limit_s": FRONT_S, "shares_time": True}
     return found.front(result.machine, constraints, account=account, **limits)
 

@@ -16,7 +16,8 @@ from autosplit import cli
 from autosplit.backends.workspace import Workspace
 from autosplit.commands.options import Profile
 from autosplit.deploying.networks import place
-from autosplit.errors import BackendError, PlanError, TraceError, UsageError
+from autosplit.deploying.replanning import plan_on
+from autosplit.errors import BackendError, InfeasibleError, PlanError, TraceError, UsageError
 from autosplit.memory.stages import BUFFER_BYTES
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.profiles import measure_sizes, shapes_of
@@ -25,6 +26,7 @@ from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.planfile import read_plan
+from autosplit.values.profile import Profile as Measurements
 from autosplit.webservice.repository import Repository
 
 MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
@@ -178,6 +180,24 @@ def test_the_buffers_of_several_programs_count_as_the_plan_that_holds_them_count
         assert place(family, free, capped[0], workspace)
         with pytest.raises(PlanError, match=r"3\.8 MiB beside them"):
             place(family, plan, capped[0], workspace)
+
+
+def test_a_search_and_a_plan_for_fewer_devices_count_the_programs_of_all_sizes():
+    family, device = autosplit.trace(MLP, sizes={"batch": "1..8"}), parse_device("null:0")
+    profile = Measurements.given(family.graph, {(op.name, device.name): 1e-5 for op in family.graph.ops})
+    profile = replace(profile, shapes=shapes_of(family, None, None))
+    free = replace(profile, shapes=replace(profile.shapes, dynamic=("eager",)))
+    low, high = (Machine.of([replace(device, memory_bytes=size)]) for size in (BUFFER_BYTES["eager"], 8_000_000))
+    setup, budget = autosplit.Setup(progress=False, store=None), autosplit.Budget(explain_s=0)
+    plan = autosplit.search(family, profile, high, setup=setup, budget=budget).plan
+    assert plan.stages[0].memory.backend_bytes > BUFFER_BYTES["eager"]
+    assert autosplit.search(family, free, low, setup=setup, budget=budget).plan.stages[0].memory.backend_bytes == 0
+    with pytest.raises(InfeasibleError, match="no plan within the caps"):
+        autosplit.search(family, profile, low, setup=setup, budget=budget)
+    with pytest.raises(InfeasibleError, match="no plan within the caps"):
+        plan_on(low, family, plan, profile)
+    assert plan_on(low, family, replace(plan, shapes=free.shapes), profile).shapes == free.shapes
+
 
 
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
