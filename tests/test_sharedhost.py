@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 import autosplit
-from autosplit import cli
+from autosplit import cli, sharedhost
 from autosplit.errors import UsageError
 from autosplit.measuring import store as stores
 from autosplit.planning.sharing import Sharing, Tenant
@@ -18,6 +18,7 @@ from autosplit.sharedhost import chosen_again
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan
+from autosplit.values.profile import Profile
 
 SPECS = {"wide": "autosplit.examples.mlp:mlp?depth=2&width=256", "deep": "autosplit.examples.mlp:mlp?depth=4&width=64"}
 RATES = {"wide": 20.0, "deep": 40.0}
@@ -55,6 +56,16 @@ def test_other_plans_replace_those_that_ran_only_if_they_are_clearly_ahead(secon
     found = chosen_again(first, [1.5], lambda asked: replace(first, tenants=tuple(asked), plans=(other,)))
     assert found.tenants[0].slowdown == 1.5 and found.plans == ((other,) if moves else (ran,))
     assert found.factor == pytest.approx(1 / (0.5 * 1.5 * (second_s if moves else 1.0)))
+
+
+def test_an_accelerator_that_was_left_out_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, traced = Machine.of(map(parse_device, ("cuda:0", "cpu:0"))), autosplit.trace(SPECS["wide"])
+    known = Profile.given(traced.graph, {(op.name, "cpu:0"): 1e-5 for op in traced.graph.ops})
+    note = "cuda:0 is left out: no backend is left there"
+    monkeypatch.setattr(sharedhost, "measure", lambda *_, **__: replace(known, notes=(note,)))
+    setup = autosplit.Setup(progress=False, store=None)
+    shared = autosplit.share({"wide": traced}, {"wide": 20.0}, machine, setup=setup, budget=0)
+    assert shared.plans["wide"].devices == ("cpu:0",) and shared.notes == (f"'wide': {note}",)
 
 
 def test_rates_and_models_must_fit() -> None:
