@@ -275,7 +275,9 @@ def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
     known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--trace", "/dev/full", "--simulate", "5", "--json"]
     done = inside("search", MLP, *known, "--stages", "2", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exit_code == 1 and "'/dev/full': No space left" in done.stderr
-    assert json.loads(done.stdout)["simulated"]["requests"] == 5
+    simulated = json.loads(done.stdout)["simulated"]
+    assert [*simulated] == ["requests", "arrivals_per_s", "requests_per_s", "makespan_s", "latency_s", "busy"]
+    assert simulated["requests"] == 5
     few = ["--requests", "4", "--rounds", "1", "--no-baselines", "--json"]
     ran = inside("run", "plan.yaml", *few, cwd=tmp_path, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr

@@ -191,16 +191,16 @@ def add_simulation(
     arrivals_s = None if given.arrival_rate is None else poisson_arrivals(given.arrival_rate, count, given.seed)
     schedule = run(count, arrivals_s)
     latency = {f"p{share}": schedule.latency_s(share / 100) for share in (50, 90, 99)}
+    unit, per = ("_s", "_per_s") if in_seconds else ("", "_per_unit")
     data["simulated"] = {
         "requests": count,
-        "arrival_rate": given.arrival_rate,
-        "per_s": schedule.steady_per_s,
-        "makespan": schedule.makespan_s,
-        "latency": latency,
+        f"arrivals{per}": given.arrival_rate,
+        f"requests{per}": schedule.steady_per_s,
+        f"makespan{unit}": schedule.makespan_s,
+        f"latency{unit}": latency,
         "busy": {name: busy_s / schedule.makespan_s for name, busy_s in schedule.device_busy_s.items() if schedule.makespan_s},
     }
-    rate, unit = ("requests_per_s", "_s") if in_seconds else ("per unit", "")
-    row = {"requests": count, "come": given.arrival_rate or "all at once", rate: schedule.steady_per_s}
+    row = {"requests": count, "come": given.arrival_rate or "all at once", f"requests{per}": schedule.steady_per_s}
     views.append(table([{**row, **{f"latency {name}{unit}": value for name, value in latency.items()}}], "simulated"))
     return schedule
 

@@ -407,7 +407,7 @@ def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
     (tmp_path / "split.json").write_text(json.dumps({"5": "acc0", "7": "acc1", "6": "cpu0"}))
     words = ["evaluate", tmp_path / "small.json", "--split", tmp_path / "split.json", "--json"]
     full = json.loads(autosplit(*words, "--simulate", 200).stdout)
-    assert full["simulated"]["per_s"] == pytest.approx(1 / full["objective"])
+    assert full["simulated"]["requests_per_unit"] == pytest.approx(1 / full["objective"])
     done = autosplit(*words, "--arrival-rate", 0.1, "--seed", 3, "--trace", tmp_path / "trace.json")
     loaded = json.loads(done.stdout)["simulated"]
     assert loaded["requests"] == 1000 and 5.5 <= loaded["latency"]["p50"] <= loaded["latency"]["p99"]
@@ -420,7 +420,7 @@ def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
     planned = json.loads(
         autosplit("search", tmp_path / "small.json", "--format", "dnn-partitioning", "--json", "--simulate", 200).stdout
     )
-    assert planned["simulated"]["per_s"] == pytest.approx(1 / planned["objective"], rel=0.02)
+    assert planned["simulated"]["requests_per_unit"] == pytest.approx(1 / planned["objective"], rel=0.02)
     assert "--arrival-rate must be a number above 0" in str(autosplit(*words, "--arrival-rate", 0).stderr)
 
 

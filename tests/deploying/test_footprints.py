@@ -84,6 +84,15 @@ def test_weights_that_were_saved_a_moment_ago_count_once() -> None:
     assert found.base_bytes < 30e6 and traced.graph.weight_bytes <= found.held_bytes < traced.graph.weight_bytes + 20e6
 
 
+def test_a_small_stage_holds_its_weights() -> None:
+    """It held half of them: malloc gave free memory back while it loaded, which the process that forks workers had left."""
+    traced, machine = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=512")), Machine.of([parse_device(CORE)])
+    footprints, plan = Footprints(machine), one_stage(traced, CORE)
+    footprints.measure(traced, plan)
+    found = footprints.footprint(traced, plan, plan.stages[0])
+    assert found is not None and traced.graph.weight_bytes <= found.held_bytes < traced.graph.weight_bytes + 1e6
+
+
 def test_two_stages_of_12_6_mb_of_weights_fit_under_caps_of_30_mb() -> None:
     """They were refused with their weights counted twice. A core that is the only one gets both, and twice the cap."""
     traced = trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=1254"))
