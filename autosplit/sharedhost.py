@@ -175,8 +175,7 @@ def share(
             progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
             usable = profile.usable(machine)
             question = question_of(one, profile, usable, setup, PART_S if budget.planner_s is None else budget.planner_s)
-            account = Footprints(usable, setup.workspace).account(one, profile)
-            question = replace(question, shares_time=True, account=account)
+            question = replace(question, shares_time=True, account=Footprints(usable, setup.workspace).account(one, profile))
             found = ways_of(question, tenant, len(tenants))
             ways.append([with_estimates(replace(plan, versions=makers()), profile) for plan in found])
             notes += [f"'{tenant.name}': {note}" for note in profile.notes]
