@@ -100,10 +100,8 @@ def main() -> None:
 
 
 def _try_to_import(modules: Sequence[str]) -> None:
-    """Import modules that not all workers need. A worker that needs one that fails says why.
-
-    Then malloc returns what it holds free, 1.4 MB: the memory that a worker holds would count the less by it.
-    """
+    """Import modules that not all workers need; a worker that needs one that fails says why. Then malloc returns what it holds
+    free, 1.4 MB, by which a worker that returns it while it loads would count as smaller."""
     for module in modules:
         with contextlib.suppress(Exception):
             preloading.load(module)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,16 +110,13 @@ class Worker:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self.wait(timeout_s)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """``end`` it in ``timeout_s``."""
-        self.end(time.monotonic() + timeout_s)
+    def close(self, timeout_s: float = 5.0, until_s: float = inf) -> None:
+        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
 
-    def end(self, until_s: float) -> None:
-        """Close the control channel, which ends a worker that reads it; kill it if it is not gone by a monotonic second.
-
-        The kernel has ``KILL_TIMEOUT_S`` from that second on, and the fork server ``REAP_TIMEOUT_S``, so that the ends of many
-        workers take as long as that of one. The rest of a worker goes a little later if the fork server answers late.
+        The kernel has ``KILL_TIMEOUT_S`` more, and the fork server ``REAP_TIMEOUT_S``. The rest of the worker goes a little later
+        if the fork server answers late. With a monotonic second ``until_s`` the ends of many workers take as long as that of one.
         """
+        until_s = min(until_s, time.monotonic() + timeout_s)
         hang_up(self.connection)
         if not self.wait(until_s - time.monotonic()) and self.server is not None:
             self.kill(max(forkserver.LOOK_S, until_s + KILL_TIMEOUT_S - time.monotonic()))

@@ -167,7 +167,7 @@ class Deployment:
 def _end(worker: Worker, until_s: float) -> None:
     """Let a worker end until that second, or until Ctrl-C; then it is killed."""
     try:
-        worker.end(until_s)
+        worker.close(until_s=until_s)
     except BaseException:
         worker.close(0.0)
         raise

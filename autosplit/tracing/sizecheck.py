@@ -19,18 +19,16 @@ the ends, at which multiples of a number show, and random ones."""
 
 
 def require_sizes(model_of: Callable[[Mapping[str, int]], Model], allowed: Mapping[str, Sizes]) -> None:
-    """Refuse a range at the middle or next to the ends of which a module does not compute; the largest sizes were traced.
+    """Refuse a range in the middle or next to the ends of which a module does not compute; the largest sizes were traced.
 
-    A module that wants multiples of a number fails next to an end, and one that fails from some size on fails at an end. A gap
-    elsewhere is not found.
-
-    Raises: TraceError: a module does not compute at some sizes of a dimension, the other ones at their largest.
+    One that wants multiples of a number fails next to an end, and one that fails from a size on at an end. Other gaps are not
+    found. Raises: TraceError: a module does not compute at some sizes of a dimension, the other ones at their largest.
     """
     largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
     for dim, sizes in allowed.items():
         few = {*sizes[:2], sizes[len(sizes) // 2], *sizes[-2:-1]} - {sizes[-1]}
         found = {size: _failure(model_of({**largest, dim: size})) for size in few}
-        if all(failure is None for failure in found.values()):
+        if set(found.values()) <= {None}:
             continue
         found |= {size: _failure(model_of({**largest, dim: size})) for size in _tried(sizes) if size not in found}
         failures = {size: failure for size, failure in sorted(found.items()) if failure is not None}
@@ -50,9 +48,9 @@ def _failure(model: Model) -> Exception | None:
     try:
         with torch.inference_mode():
             model.module(*args, **kwargs)
+        return None
     except Exception as failure:  # whatever the module raises
         return failure
-    return None
 
 
 def _tried(sizes: Sizes) -> list[int]:

@@ -199,7 +199,6 @@ def test_a_search_and_a_plan_for_fewer_devices_count_the_programs_of_all_sizes()
     assert plan_on(low, family, replace(plan, shapes=free.shapes), profile).shapes == free.shapes
 
 
-
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     class Mean(nn.Module):
         def forward(self, x):
