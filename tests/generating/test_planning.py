@@ -122,6 +122,12 @@ def test_the_model_s_own_generate_has_its_cache_also_where_a_spec_turned_it_off(
     assert lengths == [3, 1, 1, 1]
 
 
+def test_the_model_s_own_generate_takes_the_likeliest_token_also_where_it_ends_a_text(llama):
+    wanted = _generated(llama, [[1, 2, 3]], 4, lambda: None, None)
+    with patch.object(llama.generation_config, "eos_token_id", wanted[0][0]):
+        assert _generated(llama, [[1, 2, 3]], 4, lambda: None, None) == wanted
+
+
 def test_a_plan_file_is_opened_again(found, llama, family, split_plan, tmp_path):
     path = tmp_path / "plan.yaml"
     autosplit.write_plan(split_plan, family.graph, path)
