@@ -194,7 +194,8 @@ def test_a_plan_on_one_of_two_cores_has_no_busy_neighbour(found, family, split_p
 
 def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_path):
     """The names are those of the model itself, of which the step is made."""
-    autosplit.export(family, split_plan, tmp_path / "vllm", "vllm")
+    told = autosplit.export(family, split_plan, tmp_path / "vllm", "vllm").notes
+    assert told[0] == "layers of 'model.layers' on each rank: 1,1"
     assert "VLLM_PP_LAYER_PARTITION=1,1" in (tmp_path / "vllm" / "vllm.env").read_text()
     autosplit.export(family, split_plan, tmp_path / "accelerate", "accelerate")
     devices = json.loads((tmp_path / "accelerate" / "device_map.json").read_text())
