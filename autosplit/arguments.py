@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MADE_BY = {
     "Module": "call a class or a function to get its module",
-    "Traced": "autosplit.trace makes one (a family several: family.variants)",
+    "Traced": "autosplit.trace makes one",
     "Profile": "autosplit.measure makes one",
     "Plan": "autosplit.search makes one, and autosplit.load reads one",
     "Machine": "autosplit.machine_for makes one",

@@ -59,7 +59,7 @@ def test_numbers_of_numpy_fit_and_the_message_says_what_makes_the_right_value() 
         autosplit.measure("x", 3)
     assert str(failure.value).splitlines() == [
         "measure() cannot be called like this (2 faults):",
-        "  * traced must be Traced or Family, but is 'x' (str); autosplit.trace makes one (a family several: family.variants)",
+        "  * traced must be Traced or Family, but is 'x' (str); autosplit.trace makes one",
         "  * devices must be Machine or str or Sequence or None, but is 3 (int); autosplit.machine_for makes one",
     ]
 

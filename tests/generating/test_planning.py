@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import autosplit
+from autosplit.devices.discovering import as_machine
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating import opening
 from autosplit.generating.bounds import phase_rows
@@ -19,6 +20,7 @@ from autosplit.generating.steps import step_family
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import count, footprints_of, has_one_form
+from autosplit.planning.givensplits import read_given
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -206,10 +208,14 @@ def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_pat
         autosplit.export(family, split_plan, tmp_path / "none", "onnxruntime")
 
 
-def test_the_split_of_another_tool_is_judged(family):
-    """By the seconds of the largest step: numbers of layers, as vLLM takes them."""
+def test_the_split_of_another_tool_is_judged(family, tmp_path):
+    """By the seconds of the largest step: numbers of layers, as vLLM takes them, and names of the user's model, as accelerate."""
     setup = autosplit.Setup(progress=False)
-    judged = autosplit.judge(family.variants[0], "1,1", "cpu:0,cpu:1", setup=setup, time_limit_s=1)
+    judged = autosplit.judge(family, "1,1", "cpu:0,cpu:1", setup=setup, time_limit_s=1)
+    modules = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.layers": 1, "model.norm": 1, "lm_head": 1}
+    (tmp_path / "device_map.json").write_text(json.dumps(modules))
+    split = read_given(str(tmp_path / "device_map.json"), family.graph, as_machine("cpu:0,cpu:1"), family.prefix)
+    assert len(split.stages) == 2
     assert {len(plan.stages) for plan in judged.plans.values()} >= {2}
     assert all(row["items_per_s"] > 0 for row in judged.rows())
 
