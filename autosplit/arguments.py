@@ -17,7 +17,7 @@ from autosplit.errors import BRIEF, UsageError, raise_faults
 T = TypeVar("T")
 
 MADE_BY = {
-    "Module": "call a class or a function to get its module, and give example inputs as inputs=(tensor, ...)",
+    "Module": "call a class or a function to get its module",
     "Traced": "autosplit.trace makes one",
     "Profile": "autosplit.measure makes one",
     "Plan": "autosplit.search makes one, and autosplit.load reads one",

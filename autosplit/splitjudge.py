@@ -10,6 +10,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.exporting.onnx_stages import from_onnx_stages, onnx_files
+from autosplit.generating.steps import StepFamily
 from autosplit.planning.baselines import Baselines
 from autosplit.planning.givensplits import read_given
 from autosplit.planning.question import Question
@@ -21,7 +22,7 @@ from autosplit.tracing.capturing import Traced
 
 @checked
 def judge(
-    traced: Traced,
+    traced: Traced | StepFamily,
     split: str,
     devices: Devices | None = None,
     *,
@@ -32,7 +33,7 @@ def judge(
     """Predict a split beside the best split under the same rules, and say how much the split loses.
 
     Args:
-        traced: the model.
+        traced: the model; of one that generates the largest step is judged.
         split: numbers of layers such as ``16,32``; a file (``device_map.json``, ``split_spec.yaml``, ``stages.txt``, see
             ``autosplit.planning.givensplits``); a folder of ONNX files, or ONNX files with commas between.
         devices: the devices, or their names, as a list or with commas between; stages get them in order.
@@ -43,8 +44,9 @@ def judge(
         needs more memory than a device has. InfeasibleError: the model does not fit the devices' memory.
     """
     machine = as_machine(devices)
+    prefix, traced = (traced.prefix, traced.variants[0]) if isinstance(traced, StepFamily) else ("", traced)
     files = onnx_files(split)
-    given = from_onnx_stages(files, traced, machine) if files else read_given(split, traced.graph, machine)
+    given = from_onnx_stages(files, traced, machine) if files else read_given(split, traced.graph, machine, prefix)
     profile = api.measure(traced, machine, setup=replace(setup, backends=(backend,)))
     account = Footprints(machine, setup.workspace).account(traced, profile)
     about = traced.graph, profile, traced.source, machine, (backend,)

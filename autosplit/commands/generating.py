@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from autosplit.generating.generators import Generator
+    from autosplit.generating.sampling import Sampling
     from autosplit.generating.texts import Texts
 
 CACHES_HELP = (
@@ -131,7 +132,7 @@ def generate(given: Generate) -> None:
         raise UsageError("a prompt is empty; give at least one token, such as the one that begins a text")
     stop = given.stop_texts(reader)
     longest, ends = 1 if given.sound else max(map(len, prompts)), () if reader is None else reader.ends
-    Sampling(**sampling)  # tracing takes a while
+    settings = Sampling(**sampling)  # tracing takes a while
     if given.plan is not None:
         given.require_default(["generate"], "the plan says what its caches hold")
         given.require_default(PLANNING, "the plan says on which stages, backends and precision the model runs")
@@ -139,7 +140,7 @@ def generate(given: Generate) -> None:
     devices = None if given.plan is None else ",".join(_planned(given.plan).devices)
     with opened_machine(given, devices) as (machine, _), bars(err) as progress:
         opened = (
-            _opened_plan(given.plan, given, machine, progress)
+            _opened_plan(given.plan, given, machine, progress, prompts, settings)
             if given.plan is not None
             else generator(
                 given.model,
@@ -181,11 +182,21 @@ def _planned(path: Path) -> PlanFile:
     return file
 
 
-def _opened_plan(path: Path, given: Generate, machine: Machine, progress: Progress) -> "Generator":
-    """The plan of a file as a generator; errors as for ``loadedplan.load``."""
-    from autosplit.generating.opening import open_generator
+def _opened_plan(
+    path: Path,
+    given: Generate,
+    machine: Machine,
+    progress: Progress,
+    prompts: "Sequence[list[int] | torch.Tensor]",
+    settings: "Sampling",
+) -> "Generator":
+    """The plan of a file as a generator; errors as for ``loadedplan.load``. Raises: UsageError: it cannot take a prompt."""
+    from autosplit.generating.opening import capacity_of, open_generator
+    from autosplit.generating.sequences import new_generation
 
     loaded = load_plan(path, given.model, progress, devices=machine)
+    for prompt in prompts:  # opening takes a while
+        new_generation(prompt, None, settings, capacity_of(loaded.family))
     return open_generator(loaded.family, loaded.plan, machine)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autosplit.exporting.base import Job, Target, loss_note, relabelled, write_json
-from autosplit.generating.steps import StepFamily
 from autosplit.planning.moduleunits import is_under, joined, labels, module_units, snapped
 from autosplit.values.graph import Graph
 
@@ -24,7 +23,7 @@ def write(job: Job, folder: Path) -> list[str]:
     }
     devices = {op: numbers[stages[n].devices[0]] for op, n in homes.items()}
     found = with_weights(graph, modules, devices, job.traced.unread)
-    write_json(folder / FILE, job.family.own_names(found) if isinstance(job.family, StepFamily) else found)
+    write_json(folder / FILE, job.own_names(found))
     note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
     return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
 

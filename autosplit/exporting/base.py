@@ -14,6 +14,7 @@ from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import MissingExtraError, TraceError, UsageError, close_names, raise_faults
 from autosplit.files import drafted, unwritable
+from autosplit.generating.steps import StepFamily
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
@@ -65,6 +66,10 @@ class Job:
     def ports(self) -> list[TensorSpec]:
         """The inputs and outputs of all stages, each once."""
         return list(dict.fromkeys(spec for program in self.programs for spec in (*program.inputs, *program.outputs)))
+
+    def own_names(self, found: Mapping[str, int]) -> Mapping[str, int]:
+        """A map of modules and weights by their names in the user's model, of which a generator's plan has a step."""
+        return self.family.own_names(found) if isinstance(self.family, StepFamily) else found
 
     def not_in_numpy(self) -> list[str]:
         """A sentence for each value between stages, input and output with a dtype that numpy does not have."""

@@ -1,7 +1,7 @@
 """Generator: a running model that continues any number of sequences at once, as futures, lists, streams of tokens, or texts."""
 
 import atexit
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -124,13 +124,14 @@ class Generator(Draining):
         """
         self._turns.put(generations, timeout_s)
 
+    @checked
     def generate(
         self,
-        prompts: Sequence[Sequence[int] | torch.Tensor],
+        prompts: Iterable[Sequence[int] | torch.Tensor],
         *,
-        start: Sequence[int] | None = None,
+        start: "Sequence[int] | None" = None,
         on_token: Callable[[int, int], object] | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         **sampling: Any,
     ) -> list[list[int]]:
         """The new tokens of each prompt, in their order. The prompts run side by side, and may have any lengths.
@@ -141,7 +142,7 @@ class Generator(Draining):
             prompts: as for ``submit``. Equal ones get different draws: the seed of each follows from its place.
             start: as for ``submit``, of all answers.
             on_token: as for ``submit``; it gets the place of the prompt, too, before the token.
-            stop: texts that end an answer, by the tokenizer of the checkpoint. The tokens in which one ends are the last.
+            stop: texts that end an answer, or one, by the tokenizer of the checkpoint. The tokens in which one ends are the last.
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
@@ -159,7 +160,8 @@ class Generator(Draining):
             raise
         return [one.future.result() for one in generations]
 
-    def stream(self, prompt: Sequence[int] | torch.Tensor, *, stop: Sequence[str] = (), **options: Any) -> Iterator[int]:
+    @checked
+    def stream(self, prompt: "Sequence[int] | torch.Tensor", *, stop: str | Sequence[str] = (), **options: Any) -> Iterator[int]:
         """The new tokens of a prompt, each as soon as it is there; ``stop`` as for ``generate``, all else as for ``submit``.
 
         The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
@@ -167,7 +169,8 @@ class Generator(Draining):
         tokens = SimpleQueue[int | None]()
         return self._stream(prompt, with_stops(self.texts, stop, tokens.put), tokens, options)
 
-    def stream_text(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
+    @checked
+    def stream_text(self, prompt: str, *, stop: str | Sequence[str] = (), **options: Any) -> Iterator[str]:
         """The text after a prompt, as it comes, by the tokenizer of the checkpoint, up to a token that ends its texts.
 
         Args:
@@ -194,6 +197,8 @@ class Generator(Draining):
         options: dict[str, Any],
     ) -> Iterator[Any]:
         """What ``on_token`` puts into the queue, until the sequence ends."""
+        if "on_token" in options:
+            raise UsageError("a stream gives its tokens one by one; leave out on_token, or call submit")
         future = self.submit(prompt, on_token=on_token, **options)
         future.add_done_callback(lambda _: queue.put(None))
         found = _read(queue, future)

@@ -32,6 +32,10 @@ class Capacity:
     source: Source | None = None
     table: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
+    def num_before(self, num_prompt: int) -> int:
+        """The tokens of a sequence before its new ones: its prompt, or the start of the answer if an encoder reads the prompt."""
+        return num_prompt if self.source is None else self.source.num_start
+
 
 @dataclass(eq=False, slots=True)
 class Generation:

@@ -135,7 +135,7 @@ def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
             raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
         return list(map(int, prompt.tolist()))
     if not isinstance(prompt, Sequence) or isinstance(prompt, str):
-        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or call stream_text")
+        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers for each prompt, or call stream_text")
     return [int(token) if isinstance(token, Integral) else token for token in prompt]
 
 

@@ -66,10 +66,15 @@ class StepFamily(Family):
         """As of any family, without those on padding, of which users of a generator see nothing."""
         return self.variants[0].notes
 
+    @property
+    def prefix(self) -> str:
+        """What stands before the name of a module or weight of ``module`` in the step."""
+        return "decoder.model." if hasattr(self.module, "set_attn_implementation") else "decoder."
+
     def own_names(self, found: Mapping[str, int]) -> dict[str, int]:
         """A map of modules and weights of the step by their names in ``module``, without those that only the step has."""
-        prefix = "decoder.model." if hasattr(self.module, "set_attn_implementation") else "decoder."
-        return {name.removeprefix(prefix): value for name, value in found.items() if not name or name.startswith(prefix)}
+        named = {name: value for name, value in found.items() if not name or name.startswith(self.prefix)}
+        return {name.removeprefix(self.prefix): value for name, value in named.items()}
 
 
 @checked

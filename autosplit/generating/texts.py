@@ -52,8 +52,12 @@ class Texts:
         found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
-    def reader(self, stops: Sequence[str] = ()) -> "TextReader":
-        """Reads the tokens of one answer."""
+    def reader(self, stops: str | Sequence[str] = ()) -> "TextReader":
+        """Reads the tokens of one answer. Raises: UsageError: a text that ends it is empty, or no text."""
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        for stop in stops:
+            if not isinstance(stop, str) or not stop:
+                raise UsageError(f"stop has {stop!r:.40}, and texts are needed; leave it out, or give ids of tokens as eos")
         return TextReader(self, stops)
 
     def decoded(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
@@ -161,7 +165,9 @@ def required(texts: Texts | None) -> Texts:
     return texts
 
 
-def with_stops(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
+def with_stops(
+    texts: Texts | None, stops: str | Sequence[str], note: Callable[[int], object] | None
+) -> Callable[[int], object] | None:
     """The function for new tokens, which also ends a sequence at one of these texts. Raises: UsageError: no tokenizer."""
     if not stops:
         return note

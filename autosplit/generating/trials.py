@@ -278,7 +278,8 @@ def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]
             """Nothing is left to be written."""
 
     ids = torch.tensor(prompts)
-    fixed: dict[str, Any] = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    # with min_new_tokens it would take another token where the likeliest one ends a text
+    fixed: dict[str, Any] = {"eos_token_id": None, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     fixed["use_cache"] = True  # a spec turns caches off, for traces
     fixed |= {} if source is None else {"decoder_start_token_id": source.start[0]}
     with torch.inference_mode():

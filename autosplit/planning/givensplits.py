@@ -57,7 +57,7 @@ class GivenSplit:
     notes: tuple[str, ...] = ()
 
 
-def read_given(text: str, graph: Graph, machine: Machine) -> GivenSplit:
+def read_given(text: str, graph: Graph, machine: Machine, prefix: str = "") -> GivenSplit:
     """The split that a text names: ``16,32``, or a file of one of the formats.
 
     Args:
@@ -65,6 +65,7 @@ def read_given(text: str, graph: Graph, machine: Machine) -> GivenSplit:
             ``op_name`` and ``op_index``), ``.yaml`` (module path to ``beginning`` or ``end``), ``.txt`` (the last op of each
             stage, a name a line).
         machine: the devices that the stages get, in order.
+        prefix: what stands before the names of the user's modules in the graph.
     Raises: UsageError: the file is malformed or does not fit the model or the devices; the message has every fault.
     """
     if PARTITION.fullmatch(text):
@@ -86,6 +87,7 @@ def read_given(text: str, graph: Graph, machine: Machine) -> GivenSplit:
         return from_op_names(_tvm_names(data, graph), graph, machine, f"TVM split list '{path.name}'")
     if not isinstance(data, dict) or not data:
         raise UsageError(f"split file '{path}' holds {shown(data)}; a mapping from module paths is needed")
+    data = {prefix + name if name and isinstance(name, str) else name: value for name, value in data.items()}
     if path.suffix == ".json":
         return from_device_map(data, graph, machine)
     return from_split_spec(data, graph, machine)

@@ -39,7 +39,8 @@ class Sequences:
         wrong = {name: limit for name, limit in self.limits.items() if not 0 < limit < inf}
         faults += [f"{name} is {limit} s, and must be above 0 s" for name, limit in wrong.items()]
         if not faults and self.prompt + self.new - 1 > self.max_length:
-            faults = [f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"]
+            usual = f"prompt {self.prompt} and new {self.new}"
+            faults = [f"{usual} are beyond max_length {self.max_length}; give max_length={self.prompt + self.new - 1}"]
         raise_faults(UsageError, "the sequences cannot be planned for", faults)
 
     def largest_group(self, num_groups: int) -> int:

@@ -67,7 +67,7 @@ class CompletionAnswers:
         capacity, left_s = self._generator.capacity, max(1e-3, self._end_s - time.monotonic())
         deadline_ns, generations = monotonic_deadline(left_s), list[Generation]()
         for index, prompt in enumerate(prompt for prompt in asked for _ in range(num_each)):
-            sampling = self._asked.sampled(len(prompt), capacity.max_length, self._ends).of(index)
+            sampling = self._asked.sampled(capacity.num_before(len(prompt)), capacity.max_length, self._ends).of(index)
             generations.append(
                 new_generation(prompt, None, sampling, capacity, partial(self._put, index), deadline_ns=deadline_ns)
             )

@@ -157,7 +157,7 @@ class Asked:
         return bool(self.messages)
 
     def sampled(self, num_prompt: int, max_length: int, ends: Sequence[int]) -> Sampling:
-        """The sampling of a sequence after a prompt of so many tokens, where sequences of ``max_length`` fit.
+        """The sampling of a sequence after so many tokens, those of its prompt as a rule, where sequences of ``max_length`` fit.
 
         Raises: ParameterError: they do not fit. UsageError: with every value that is beyond its limits.
         """

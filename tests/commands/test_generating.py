@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from generating.caches import BUCKETS, VOCABULARY, Pipeline, expected
@@ -107,6 +108,22 @@ def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
 )
 def test_sequences_are_refused_before_a_model_is_loaded(words, fault):
     done = CliRunner().invoke(cli.app, ["search", SPEC[1], *words])
+    assert done.exit_code == 1 and fault in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--prompt-ids", "1,97"], "97 is no token id"),
+        (["--prompt-ids", "1", "--max-new-tokens", "99"], "max_length 80 leaves room for 80 new ones"),
+    ],
+)
+def test_a_prompt_that_a_plan_cannot_take_is_refused_before_it_is_opened(monkeypatch, words, fault):
+    monkeypatch.setattr("autosplit.commands.generating._planned", lambda path: SimpleNamespace(devices=["cpu:0"]))
+    monkeypatch.setattr("autosplit.commands.generating.load_plan", lambda *_, **given: SimpleNamespace(family=None, plan=None))
+    monkeypatch.setattr("autosplit.generating.opening.capacity_of", lambda family: Capacity(3, 80, VOCABULARY))
+    monkeypatch.setattr("autosplit.generating.opening.open_generator", None)
+    done = CliRunner().invoke(cli.app, [*SPEC[:2], "--plan", "plan.yaml", *words])
     assert done.exit_code == 1 and fault in " ".join(done.stderr.split())
 
 

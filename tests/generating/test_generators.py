@@ -100,6 +100,21 @@ def test_bad_prompts_are_refused_with_the_way_out(pipeline, prompt, options, fau
     assert pipeline.steps == []
 
 
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        (lambda one: one.generate(None), "prompts must be Iterable, but is None"),
+        (lambda one: one.generate([1, 2]), "a prompt is ids, but is 1; give a list of integers for each prompt"),
+        (lambda one: one.generate([[1]], stop=5), "stop must be str or Sequence, but is 5"),
+        (lambda one: one.stream([1], on_token=print), "leave out on_token"),
+        (lambda one: one.stream_text(5), "prompt must be str, but is 5"),
+    ],
+)
+def test_arguments_of_other_types_are_refused_by_name(pipeline, call, fault):
+    with opened(pipeline) as generator, pytest.raises(UsageError, match=fault):
+        call(generator)
+
+
 @pytest.mark.parametrize("kind", [StageError, WorkerError])
 def test_a_sequence_fails_alone(pipeline, kind):
     pipeline.poison = kind("poison")

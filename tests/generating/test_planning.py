@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import autosplit
+from autosplit.devices.discovering import as_machine
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating import opening
 from autosplit.generating.bounds import phase_rows
@@ -19,6 +20,7 @@ from autosplit.generating.steps import step_family
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import count, footprints_of, has_one_form
+from autosplit.planning.givensplits import read_given
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -122,6 +124,12 @@ def test_the_model_s_own_generate_has_its_cache_also_where_a_spec_turned_it_off(
     assert lengths == [3, 1, 1, 1]
 
 
+def test_the_model_s_own_generate_takes_the_likeliest_token_also_where_it_ends_a_text(llama):
+    wanted = _generated(llama, [[1, 2, 3]], 4, lambda: None, None)
+    with patch.object(llama.generation_config, "eos_token_id", wanted[0][0]):
+        assert _generated(llama, [[1, 2, 3]], 4, lambda: None, None) == wanted
+
+
 def test_a_plan_file_is_opened_again(found, llama, family, split_plan, tmp_path):
     path = tmp_path / "plan.yaml"
     autosplit.write_plan(split_plan, family.graph, path)
@@ -188,7 +196,8 @@ def test_a_plan_on_one_of_two_cores_has_no_busy_neighbour(found, family, split_p
 
 def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_path):
     """The names are those of the model itself, of which the step is made."""
-    autosplit.export(family, split_plan, tmp_path / "vllm", "vllm")
+    told = autosplit.export(family, split_plan, tmp_path / "vllm", "vllm").notes
+    assert told[0] == "layers of 'model.layers' on each rank: 1,1"
     assert "VLLM_PP_LAYER_PARTITION=1,1" in (tmp_path / "vllm" / "vllm.env").read_text()
     autosplit.export(family, split_plan, tmp_path / "accelerate", "accelerate")
     devices = json.loads((tmp_path / "accelerate" / "device_map.json").read_text())
@@ -199,10 +208,14 @@ def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_pat
         autosplit.export(family, split_plan, tmp_path / "none", "onnxruntime")
 
 
-def test_the_split_of_another_tool_is_judged(family):
-    """By the seconds of the largest step: numbers of layers, as vLLM takes them."""
+def test_the_split_of_another_tool_is_judged(family, tmp_path):
+    """By the seconds of the largest step: numbers of layers, as vLLM takes them, and names of the user's model, as accelerate."""
     setup = autosplit.Setup(progress=False)
-    judged = autosplit.judge(family.variants[0], "1,1", "cpu:0,cpu:1", setup=setup, time_limit_s=1)
+    judged = autosplit.judge(family, "1,1", "cpu:0,cpu:1", setup=setup, time_limit_s=1)
+    modules = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.layers": 1, "model.norm": 1, "lm_head": 1}
+    (tmp_path / "device_map.json").write_text(json.dumps(modules))
+    split = read_given(str(tmp_path / "device_map.json"), family.graph, as_machine("cpu:0,cpu:1"), family.prefix)
+    assert len(split.stages) == 2
     assert {len(plan.stages) for plan in judged.plans.values()} >= {2}
     assert all(row["items_per_s"] > 0 for row in judged.rows())
 

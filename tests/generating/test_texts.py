@@ -51,8 +51,15 @@ def test_any_tokens_have_a_text():
 def test_a_stop_word_ends_the_text_whatever_tokens_it_falls_into(stop):
     texts = Texts(tokenizer())
     ids = texts.ids(" a plan is cut into stages, in stages")
+    assert read(texts, ids, stop) == read(texts, ids, [stop])
     assert "".join(read(texts, ids, ["nowhere", stop])) == " a plan is cut into stages, in stages".partition(stop)[0]
     assert "".join(read(texts, ids, ["stagesX"])) == " a plan is cut into stages, in stages"
+
+
+@pytest.mark.parametrize("stop", ["", 5], ids=repr)
+def test_a_stop_is_a_text_with_characters(stop):
+    with pytest.raises(UsageError, match=f"stop has {stop!r}, and texts are needed"):
+        Texts(tokenizer()).reader(["a", stop])
 
 
 def test_a_token_that_ends_a_text_is_not_in_it():

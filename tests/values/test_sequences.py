@@ -25,7 +25,7 @@ def test_text_and_back():
         ("new=1.5", "'new=1.5' is not one of"),
         ("per_token_s=0", "per_token_s is 0.0 s, and must be above 0 s"),
         ("new=0", "new is 0, and must be at least 1"),
-        ("prompt=1024", "prompt 1024 and new 64 are beyond max_length 1024"),
+        ("prompt=1024", "prompt 1024 and new 64 are beyond max_length 1024; give max_length=1087"),
     ],
 )
 def test_what_says_no_sequences(text, fault):

@@ -9,10 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from generating.caches import expected
+from generating.caches import VOCABULARY, expected
 from pipelines import wait_until
 from servedplans import first_event
 from webservice.generators import LENGTH, LIMITS, SLOTS, Generating, generating
+
+from autosplit.errors import RefusedError
+from autosplit.generating.sources import Source
 
 PROMPT, GREEDY = [5, 6, 7], {"temperature": 0}
 CODES = {
@@ -129,6 +132,20 @@ def test_several_choices_of_a_prompt(server: Generating) -> None:
     answer = ask(server, n=3, max_tokens=4)[1]
     assert [(one["index"], one["token_ids"]) for one in answer["choices"]] == list(enumerate([expected(PROMPT, 4)] * 3))
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}, "a prompt counts once"
+
+
+def test_a_prompt_that_an_encoder_reads_takes_no_room_of_its_answer(server: Generating, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(LENGTH, SLOTS, 1, (0,), vocabulary=VOCABULARY)
+    monkeypatch.setattr(server.generator, "capacity", replace(server.generator.capacity, source=source))
+    seen: list[Any] = []
+
+    def refuse(generations: Any, timeout_s: float) -> None:
+        seen.extend(generations)
+        raise RefusedError("full")
+
+    monkeypatch.setattr(server.generator, "submit_all", refuse)
+    assert ask(server, prompt=[1] * LENGTH, max_tokens=LENGTH)[0] == 429
+    assert [(len(one.source), one.sampling.max_new_tokens) for one in seen] == [(LENGTH, LENGTH)]
 
 
 def test_programs_written_for_other_servers(server: Generating) -> None:
