@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from autosplit.arguments import checked
 from autosplit.backends.apart import kept
+from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices
 from autosplit.devices.limits import available_bytes
 from autosplit.errors import UsageError
@@ -39,15 +41,23 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
+    with ExitStack() as held:
+        return open_in(held.enter_context(Workspace()), family, plan, devices, held)
+
+
+def open_in(workspace: Workspace, family: Family, plan: Plan, devices: Devices | None, held: ExitStack) -> Generator:
+    """``open_generator`` of stages in a workspace, where some may be prepared; the generator also closes what ``held`` holds."""
     its = ExitStack()
     with kept(), ExitStack() as opened:
+        opened.push(held.pop_all())
 
         def opened_engine(one: Plan) -> Engine:
-            engine, resources = open_engine(family, one, devices)
+            engine, resources = open_engine(family, one, devices, shared=workspace)
             opened.push(resources)
             return engine
 
         generator = generator_on(opened_engine, family, plan, its)
+        workspace.keep_files_only([folder for one in generator.pipelines if isinstance(one, Engine) for folder in _folders(one)])
         its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engines to this block
         generator.notes = family.notes
         return generator
@@ -77,8 +87,13 @@ def _in_free_memory(family: Family, plan: Plan) -> Plan:
 
 def _mapped(engine: Engine, name: str) -> torch.Tensor:
     """A weight in the file of the stage that holds it, of which all processes on this machine share one copy."""
-    folders = [stage.module.folder for stage in engine.wiring.stages if isinstance(stage.module, StageFolder)]
-    return next(found for folder in folders if (found := saved_weight(folder, name)) is not None)
+    return next(found for folder in _folders(engine) if (found := saved_weight(folder, name)) is not None)
+
+
+def _folders(engine: Engine) -> list[Path]:
+    """The folders of the stages at each size."""
+    modules = [one.module for stage in engine.wiring.stages for one in stage.at_each_size()]
+    return [module.folder for module in modules if isinstance(module, StageFolder)]
 
 
 def capacity_of(family: Family) -> Capacity:
