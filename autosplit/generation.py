@@ -98,7 +98,7 @@ def _opened(
             new_generation(one, None, Sampling(max_new_tokens=1), capacity_of(family))
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
-        opened = open_in(workspace, family, found.plan, machine, held)
+        opened = open_in(workspace, family, found.plan, machine, held, progress)
         footprints = Footprints(machine, None, family.variants[1:])
         plan = opened.plan or found.plan
         footprints.note(family.variants[0], plan, stats_of(opened).stages)

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,8 @@ class Workspace(Closing):
         self._prepared: set[tuple[str, str, str]] = set()
         self._refused: set[Path] = set()
         """Stages at every size of which no file can be made."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called when ``add`` has saved and prepared a stage."""
         self._references: list[tuple[Traced, tuple[Mapping[str, int], list[tuple[int, int]]], Reference]] = []
 
     def save(self, program: StageProgram, there: Path | None = None, weights_of: Path | None = None) -> Path:
@@ -120,6 +122,7 @@ class Workspace(Closing):
             except BackendError as failure:
                 raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))
+        self.watch()
         return folder
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:

@@ -186,7 +186,7 @@ def _opened_plan(path: Path, given: Generate, machine: Machine, progress: Progre
     from autosplit.generating.opening import open_generator
 
     loaded = load_plan(path, given.model, progress, devices=machine)
-    return open_generator(loaded.family, loaded.plan, machine)
+    return open_generator(loaded.family, loaded.plan, machine, progress=progress)
 
 
 def _ids(flag: str, text: str) -> list[int]:
