@@ -1,6 +1,7 @@
 """``generator``: a language model on the devices of a machine, as an object that continues sequences of tokens."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from torch import nn
 
 from autosplit.api import measure, search, trace
 from autosplit.arguments import checked
+from autosplit.backends.apart import kept
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.generating.generators import Generator
-from autosplit.generating.opening import capacity_of, open_generator
+from autosplit.generating.opening import capacity_of, open_in
 from autosplit.generating.phases import demands_of, require_caches_here
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.sequences import new_generation
@@ -85,8 +88,9 @@ def _opened(
     budget: Budget | float,
 ) -> Generator:
     """The generator of a model, with the memory that its workers hold in its plan."""
-    with progress_shown(setup.progress) as progress:
-        setup = replace(setup, progress=progress)
+    with progress_shown(setup.progress) as progress, ExitStack() as held, kept():
+        workspace = held.enter_context(Workspace())  # the stages that are measured are those that run, or parts of them
+        setup = replace(setup, progress=progress, workspace=workspace)
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
@@ -94,7 +98,8 @@ def _opened(
             new_generation(one, None, Sampling(max_new_tokens=1), capacity_of(family))
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
-        opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])
+        opened = open_in(workspace, family, found.plan, machine, held, progress)
+        footprints = Footprints(machine, None, family.variants[1:])
         plan = opened.plan or found.plan
         footprints.note(family.variants[0], plan, stats_of(opened).stages)
         keep_footprints(family, profile, footprints, setup)

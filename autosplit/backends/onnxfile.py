@@ -107,7 +107,7 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
         refused = refused_ops(program, _convert)
         listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [innermost(failure)]
         raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}", refused) from failure
-    if starts and _refer(exported.model, program, starts):
+    if starts is not None and _refer(exported.model, program, starts):
         from onnxscript import ir
 
         ir.save(exported.model, path)
@@ -117,12 +117,10 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
 
 def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool:
     """Let the model refer to the weights in the stage's file, unless too many bytes would stay; return whether it does."""
-    from onnxscript import ir
-
     there = {
         (weight.data_ptr(), weight.dtype, weight.shape): starts[name]
         for name, weight in program.weights.items()
-        if name in starts and weight.is_contiguous() and weight.nbytes >= SMALL_BYTES
+        if name in starts and _stays_apart(weight)
     }
     found, left_bytes = [], 0
     for value in model.graph.initializers.values():
@@ -136,9 +134,21 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
     if left_bytes > MOST_INSIDE_BYTES:
         return False
     for value, start in found:
-        old = value.const_value
-        value.const_value = ir.ExternalTensor(WEIGHTS, start, old.nbytes, old.dtype, shape=old.shape, name=value.name)
+        _let_refer(value, start)
     return True
+
+
+def _let_refer(value: Any, start: int) -> None:
+    """Let a constant refer to a weight at an offset in the file of a stage."""
+    from onnxscript import ir
+
+    old = value.const_value
+    value.const_value = ir.ExternalTensor(WEIGHTS, start, old.nbytes, old.dtype, shape=old.shape, name=value.name)
+
+
+def _stays_apart(weight: torch.Tensor) -> bool:
+    """Whether files refer to a weight, and do not hold it."""
+    return weight.is_contiguous() and weight.nbytes >= SMALL_BYTES
 
 
 def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
@@ -187,7 +197,7 @@ def _convert(
 def _fold_constants(model: Any) -> None:
     from onnxscript import optimizer
 
-    optimizer.fold_constants(model, should_fold=lambda node: False if _is_turned_weight(node) else None)
+    optimizer.fold_constants(model, should_fold=lambda node: False if any(map(_is_weight, node.inputs)) else None)
     optimizer.remove_unused_nodes(model)
 
 
@@ -202,10 +212,10 @@ def _name_axes(graph: Any, dims: Sequence[Mapping[int, str]]) -> None:
         value.shape = ir.Shape([size if isinstance(size, int) else names.get(str(size), str(size)) for size in value.shape])
 
 
-def _is_turned_weight(node: Any) -> bool:
-    """Whether a node transposes a large weight; runtimes do that too, and the file can then refer to the weight itself."""
-    source = node.inputs[0].const_value if node.op_type == "Transpose" else None
-    return source is not None and source.nbytes >= SMALL_BYTES
+def _is_weight(value: Any) -> bool:
+    """Whether a value is a large weight. Runtimes fold what is computed of it, too: so the file is that of any such weight."""
+    source = None if value is None else value.const_value
+    return source is not None and isinstance(getattr(source, "raw", None), torch.Tensor) and source.nbytes >= SMALL_BYTES
 
 
 def _name_ports(model: Any, names: Sequence[str]) -> None:
@@ -223,15 +233,34 @@ def _name_ports(model: Any, names: Sequence[str]) -> None:
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one.
 
-    An export of an earlier process is taken, unless the stage has operators of the user, which may have changed.
+    The export of a like stage is taken, also of an earlier process, unless the stage has operators of the user, which may have
+    changed.
     """
     if not (folder / PORTS).is_file():
-        kept = None if program.packages else exportcache.place(folder)
-        if kept is None or not exportcache.take(kept, folder):
-            files = _write_files(program, folder, partial(write_onnx, program, starts=weight_starts(folder / WEIGHTS)))
-            if kept is not None:
-                exportcache.keep(kept, files)
+        is_there = (folder / WEIGHTS).exists()
+        write = partial(_write_placed, program, weight_starts(folder / WEIGHTS)) if is_there else partial(write_onnx, program)
+        _write_files(program, folder, write)
     return open_onnx(folder)
+
+
+def _write_placed(program: StageProgram, starts: Mapping[str, int], path: Path) -> None:
+    """Write the model of a saved stage, made or taken with numbers in place of the offsets of weights."""
+    from onnxscript import ir
+
+    names = list(program.weights)
+    held = [name for name, weight in program.weights.items() if not _stays_apart(weight)]
+    kept = None if program.packages else exportcache.place(program, held)
+    if kept is None or not exportcache.take(kept, path):
+        write_onnx(program, path, starts={name: number for number, name in enumerate(names)})
+        if kept is not None and [*path.parent.glob(f"{path.stem}.*")] == [path]:
+            exportcache.keep(kept, path)
+    model = ir.load(path)
+    for value in model.graph.initializers.values():
+        old = value.const_value
+        if isinstance(old, ir.ExternalTensor) and old.location == WEIGHTS:
+            _let_refer(value, starts[names[old.offset or 0]])
+    _name_ports(model, [spec.name for spec in (*program.inputs, *program.outputs)])
+    ir.save(model, path)
 
 
 def fix_sizes(program: StageProgram, free: Path, folder: Path) -> None:

@@ -1,8 +1,10 @@
 """A workspace: stages saved once and prepared for their backends, and the outputs of the unsplit model."""
 
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.programs import state_names, weight, weight_names
 from autosplit.tracing.splitting import StageProgram, save_stage, unsplit
+from autosplit.tracing.tensorspec import spec_of
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.machine import Device
 
@@ -62,9 +65,13 @@ class Workspace(Closing):
         self.folder = self._temporary.enter_context(scratch_folder())
         self._saved: dict[str, tuple[Path, StageProgram]] = {}
         """The program keeps its weights in memory, so that no other weight gets the address of one."""
+        self._files: dict[str, Path] = {}
+        """By its weights, a folder whose file has them."""
         self._prepared: set[tuple[str, str, str]] = set()
         self._refused: set[Path] = set()
         """Stages at every size of which no file can be made."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called when ``add`` has saved and prepared a stage."""
         self._references: list[tuple[Traced, tuple[Mapping[str, int], list[tuple[int, int]]], Reference]] = []
 
     def save(self, program: StageProgram, there: Path | None = None, weights_of: Path | None = None) -> Path:
@@ -72,14 +79,18 @@ class Workspace(Closing):
 
         Args:
             there: where it is saved already, to be left there.
-            weights_of: a folder of this workspace, of a stage with the same weights, whose file it shares.
+            weights_of: a folder of this workspace, of a stage with the same weights or more, whose file it shares. Without one it
+                shares that of any stage here with the same weights.
         """
-        specs = [repr(spec) for spec in (*program.inputs, *program.outputs)]
-        key = content_hash([specs, program.module.code, _state(program.module), program.one_form])
+        specs, state = [repr(spec) for spec in (*program.inputs, *program.outputs)], _state(program.module)
+        key = content_hash([specs, program.module.code, state, program.one_form])
         if key not in self._saved:
             self._saved[key] = there or self.folder / key, program
             if there is None:
-                save_stage(program, self._saved[key][0], weights_of)
+                weights = content_hash([repr(replace(spec_of(*one), offset_bytes=0)) for one in program.weights.items()] + state)
+                folder = self._saved[key][0]
+                save_stage(program, folder, weights_of or self._files.get(weights))
+                self._files.setdefault(weights, folder)
         return self._saved[key][0]
 
     def add(
@@ -111,6 +122,7 @@ class Workspace(Closing):
             except BackendError as failure:
                 raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))
+        self.watch()
         return folder
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
@@ -122,12 +134,16 @@ class Workspace(Closing):
         self._references.append((traced, way, threaded_reference(traced, threads)))
         return self._references[-1][-1]
 
-    def keep_files_only(self) -> None:
+    def keep_files_only(self, folders: Collection[Path] | None = None) -> None:
         """Let go of the programs with their weights, of the model's outputs, and of the processes that compiled stages.
 
-        Workers that start again load files.
+        Workers that start again load files: those of some stages, if their ``folders`` are given.
         """
+        if folders is not None:
+            for folder in {one for one, _ in self._saved.values() if one.parent == self.folder}.difference(folders):
+                shutil.rmtree(folder, ignore_errors=True)
         self._saved.clear()
+        self._files.clear()
         self._references.clear()
         end_idle()
 

@@ -197,7 +197,7 @@ def _opened_plan(
     loaded = load_plan(path, given.model, progress, devices=machine)
     for prompt in prompts:  # opening takes a while
         new_generation(prompt, None, settings, capacity_of(loaded.family))
-    return open_generator(loaded.family, loaded.plan, machine)
+    return open_generator(loaded.family, loaded.plan, machine, progress=progress)
 
 
 def _ids(flag: str, text: str) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.conformance import require_right
+from autosplit.backends.simplifying import is_custom
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import PlanError, TraceError
@@ -67,7 +68,8 @@ def place(
                 "replica would know a part; plan with Constraints(max_replicas=1), and open the plan several times"
             )
         module = _module(workspace, program, stage, precision, devices)
-        fixes = others and not program.free and stage.backend in FROM_ONNX
+        in_pieces = any(map(is_custom, program.module.graph.nodes))  # no file holds such a stage whole
+        fixes = others and not program.free and stage.backend in FROM_ONNX and not in_pieces
         free = _saved_free(workspace, program, family.symbolic, module.folder) if fixes else None
         sizes = [
             Variant(

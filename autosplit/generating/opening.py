@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import torch
 
 from autosplit.arguments import checked
 from autosplit.backends.apart import kept
+from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices
 from autosplit.devices.limits import available_bytes
 from autosplit.errors import UsageError
@@ -18,6 +21,7 @@ from autosplit.generating.sequences import Capacity
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
 from autosplit.memory.account import Account
+from autosplit.progress import Progress, progress_shown
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
 from autosplit.shapes.pipelines import open_engine
@@ -28,26 +32,50 @@ from autosplit.tracing.splitting import saved_weight
 from autosplit.values.plan import Plan
 from autosplit.values.samples import FROM_ONNX
 
+PREPARING = 0.85
+"""The share of the time of opening in which stages are prepared; then workers load them."""
+
 
 @checked
-def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
+def open_generator(family: Family, plan: Plan, devices: Devices | None = None, *, progress: bool | Progress = False) -> Generator:
     """A plan of ``step_family`` as a running generator.
 
     Where each stage has the same number of devices above 1, so many pipelines run side by side, each with its share of the
     sequences. Where twice the weights exceed the free memory, stages hold them in one form, which the generator's plan says.
+    ``progress`` is as in ``Setup``.
 
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
-    its = ExitStack()
+    with progress_shown(progress) as shown, ExitStack() as held:
+        return open_in(held.enter_context(Workspace()), family, plan, devices, held, shown)
+
+
+def open_in(
+    workspace: Workspace, family: Family, plan: Plan, devices: Devices | None, held: ExitStack, progress: Progress
+) -> Generator:
+    """``open_generator`` of stages in a workspace, where some may be prepared; the generator also closes what ``held`` holds."""
+    its, number, replicas = ExitStack(), count(1), replicas_of(plan)
+    num_stages = sum(len(one.stages) for one in replicas) * len(family.variants)
+
+    def prepared() -> None:
+        done = next(number)
+        text = "loading the stages" if done == num_stages else f"preparing stages at each size, {done} of {num_stages}"
+        progress("load", PREPARING * done / num_stages, text)
+
+    progress("load", 0.0, "preparing stages at each size")
     with kept(), ExitStack() as opened:
+        opened.push(held.pop_all())
 
         def opened_engine(one: Plan) -> Engine:
-            engine, resources = open_engine(family, one, devices)
+            engine, resources = open_engine(family, one, devices, shared=workspace)
             opened.push(resources)
             return engine
 
+        workspace.watch = prepared
         generator = generator_on(opened_engine, family, plan, its)
+        progress("load", 1.0, "done")
+        workspace.keep_files_only([folder for one in generator.pipelines if isinstance(one, Engine) for folder in _folders(one)])
         its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engines to this block
         generator.notes = family.notes
         return generator
@@ -77,8 +105,13 @@ def _in_free_memory(family: Family, plan: Plan) -> Plan:
 
 def _mapped(engine: Engine, name: str) -> torch.Tensor:
     """A weight in the file of the stage that holds it, of which all processes on this machine share one copy."""
-    folders = [stage.module.folder for stage in engine.wiring.stages if isinstance(stage.module, StageFolder)]
-    return next(found for folder in folders if (found := saved_weight(folder, name)) is not None)
+    return next(found for folder in _folders(engine) if (found := saved_weight(folder, name)) is not None)
+
+
+def _folders(engine: Engine) -> list[Path]:
+    """The folders of the stages at each size."""
+    modules = [one.module for stage in engine.wiring.stages for one in stage.at_each_size()]
+    return [module.folder for module in modules if isinstance(module, StageFolder)]
 
 
 def capacity_of(family: Family) -> Capacity:

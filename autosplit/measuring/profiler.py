@@ -134,6 +134,7 @@ class _Steps:
     def __init__(self, tell: Callable[[float, str], None], planned: Sequence[tuple[str, float]]) -> None:
         self._tell, self._left = tell, list(planned)
         self._past_s, self._all_s = 0.0, sum(seconds for _, seconds in planned)
+        self._share = 0.0
         self._text, self._usual_s = "", 0.0
 
     def next(self) -> None:
@@ -145,7 +146,10 @@ class _Steps:
     def watch(self, seconds: float) -> None:
         """Show a share between this step and the next; ``seconds``: the duration of a call in it, shown where it is unusual."""
         text = f"{self._text}, {seconds:.0f} s so far" if seconds > self._usual_s else self._text
-        self._tell((self._past_s + min(seconds, self._usual_s)) / self._all_s, text)
+        self._share = max(
+            self._share, (self._past_s + min(seconds, self._usual_s)) / self._all_s
+        )  # a step may have several calls
+        self._tell(self._share, text)
 
 
 def _run(

@@ -64,15 +64,20 @@ def open_engine(
     devices: Devices | None,
     hosts: Hosts | None = None,
     profile: Profile | None = None,
+    shared: Workspace | None = None,
 ) -> tuple[Engine, ExitStack]:
-    """The plan as a running network of flat tensors, and the stack that closes it; see ``open_pipeline``."""
+    """The plan as a running network of flat tensors, and the stack that closes it; see ``open_pipeline``.
+
+    ``shared``: where stages are saved and prepared, to be closed by the caller.
+    """
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
     with ExitStack() as opened:
-        workspace = opened.enter_context(Workspace())
+        workspace = shared or opened.enter_context(Workspace())
         replan = None
         if profile is not None:
             replan = opened.enter_context(devices_left(model, plan, profile, machine, hosts))
         host = opened.enter_context(HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory()))
         engine = deploy(host, model.graph.name, model, plan, machine, workspace, replan)
-        workspace.keep_files_only()
+        if shared is None:
+            workspace.keep_files_only()
         return engine, opened.pop_all()

@@ -12,7 +12,7 @@ from autosplit.backends import exportcache, onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import WEIGHTS, StageProgram, save_stage
+from autosplit.tracing.splitting import StageProgram, save_stage, split
 
 
 @pytest.fixture
@@ -45,37 +45,41 @@ def prepared(whole: Callable[[Traced], StageProgram], tmp_path: Path) -> Callabl
     return one
 
 
-def test_a_stage_is_exported_once_and_one_with_other_weights_again(
-    mlp: Traced, whole, prepared, cache: Path, exports: list[str]
+@pytest.mark.parametrize(("has_bias", "num_exports"), [(False, 1), (True, 3)])
+def test_layers_of_one_shape_have_one_export_whatever_the_values_of_their_large_weights(
+    cache: Path, exports: list[str], tmp_path: Path, has_bias: bool, num_exports: int
 ) -> None:
-    prepared("first", mlp)
-    second = prepared("second", mlp)
-    assert len(exports) == len(list(cache.iterdir())) == 1
-    for name in ("onnxruntime", "openvino"):
-        get_backend(name).write(whole(mlp), second, "f32")  # type: ignore[attr-defined]
-        [found] = get_backend(name).load(second, 1)(mlp.example_inputs)
-        torch.testing.assert_close(found, mlp.program(*mlp.example_inputs)[0], rtol=1e-4, atol=1e-5)
-    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(2))).eval()
-    for name in ("one", "other"):
-        torch.nn.init.normal_(layers[0].weight)
-        prepared(name, trace(load_model(layers, inputs=(torch.randn(4, 32),))))
-    assert len(exports) == len(list(cache.iterdir())) == 3
+    """A bias of 128 bytes is in the file, so that its values count."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=has_bias) for _ in range(3))).eval()
+    traced = trace(load_model(layers, inputs=(torch.randn(4, 32),)))
+    for program in split(traced, [[op.name] for op in traced.graph.ops]):
+        save_stage(program, folder := tmp_path / program.name)
+        for name in ("onnxruntime", "openvino"):
+            get_backend(name).write(program, folder, "f32")  # type: ignore[attr-defined]
+            found = get_backend(name).load(folder, 1)(traced.example_inputs)
+            torch.testing.assert_close(tuple(found), program.module(*traced.example_inputs), rtol=1e-4, atol=1e-5)
+    assert len(exports) == len(list(cache.iterdir())) == num_exports
 
 
-def test_links_to_one_file_of_weights_are_hashed_once(
-    mlp: Traced, whole, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed = []
-    monkeypatch.setattr(exportcache, "file_hash", lambda path, real=exportcache.file_hash: hashed.append(path.name) or real(path))
-    save_stage(whole(mlp), tmp_path / "stage")
-    save_stage(whole(mlp), tmp_path / "link", tmp_path / "stage")
-    first = exportcache.place(tmp_path / "stage")
-    assert exportcache.place(tmp_path / "link") == first
-    assert hashed.count(WEIGHTS) == 1
-    with (tmp_path / "link" / WEIGHTS).open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"?")
-    assert exportcache.place(tmp_path / "link") != first
+def test_what_is_computed_of_a_large_weight_stays_in_the_file(cache: Path, exports: list[str], tmp_path: Path) -> None:
+    """Folded values of one layer would be those of all."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.randn(512))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.scale + 1).exp()
+
+    for number in range(2):
+        traced = trace(load_model(Scaled().eval(), inputs=(torch.randn(4, 512),)))
+        [program] = split(traced, [[op.name for op in traced.graph.ops]])
+        save_stage(program, tmp_path / str(number))
+        get_backend("onnxruntime").write(program, tmp_path / str(number), "f32")  # type: ignore[attr-defined]
+        found = get_backend("onnxruntime").load(tmp_path / str(number), 1)(traced.example_inputs)
+        torch.testing.assert_close(tuple(found), program.module(*traced.example_inputs), rtol=1e-4, atol=1e-5)
+    assert len(exports) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda path: os.truncate(path, path.stat().st_size // 2), lambda path: path.write_bytes(b"")])
@@ -94,12 +98,13 @@ def test_a_damaged_export_is_made_again(
 def test_no_damaged_export_is_taken(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("exports")
     (folder / "model.onnx").write_bytes(bytes(range(100)))
-    exportcache.keep(folder / "kept.export", [folder / "model.onnx"])
+    exportcache.keep(folder / "kept.export", folder / "model.onnx")
     content = bytearray((folder / "kept.export").read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] ^= data.draw(st.integers(1, 255))
     (folder / "kept.export").write_bytes(content[: data.draw(st.integers(place + 1, len(content)))])
-    assert not exportcache.take(folder / "kept.export", folder)
+    assert not exportcache.take(folder / "kept.export", folder / "taken.onnx")
+    assert not (folder / "taken.onnx").exists()
 
 
 def test_where_nothing_can_be_kept_stages_are_exported_all_the_same(
@@ -120,12 +125,12 @@ def test_exports_that_were_not_used_for_long_make_room_and_large_ones_are_not_ke
     small.write_bytes(bytes(1000))
     large.write_bytes(bytes(2500))
     for number in range(4):
-        exportcache.keep(cache / f"{number}.export", [small])
+        exportcache.keep(cache / f"{number}.export", small)
         os.utime(cache / f"{number}.export", (number, number))
-    exportcache.keep(cache / "large.export", [large])
+    exportcache.keep(cache / "large.export", large)
     assert sorted(path.name for path in cache.iterdir()) == ["1.export", "2.export", "3.export"]
-    assert exportcache.take(cache / "1.export", tmp_path)  # it was used now
-    exportcache.keep(cache / "4.export", [small])
+    assert exportcache.take(cache / "1.export", tmp_path / "taken")  # it was used now
+    exportcache.keep(cache / "4.export", small)
     assert sorted(path.name for path in cache.iterdir()) == ["1.export", "3.export", "4.export"]
     shutil.rmtree(cache)
-    assert not exportcache.take(cache / "1.export", tmp_path)
+    assert not exportcache.take(cache / "1.export", tmp_path / "taken")

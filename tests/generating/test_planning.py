@@ -21,7 +21,9 @@ from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import count, footprints_of, has_one_form
 from autosplit.planning.givensplits import read_given
+from autosplit.tracing import splitting
 from autosplit.tracing.aliasing import values_of
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.samples import Samples
@@ -137,9 +139,25 @@ def test_a_plan_file_is_opened_again(found, llama, family, split_plan, tmp_path)
     assert (loaded.family.sequences, loaded.plan.sequences) == (SEQUENCES, SEQUENCES)
     with pytest.raises(UsageError, match=r"open it with autosplit\.open_generator"):
         loaded.open()
-    asked = prompts(4, 7, 3)
-    with autosplit.open_generator(loaded.family, loaded.plan, loaded.machine) as generator:
+    asked, told = prompts(4, 7, 3), list[tuple[float, str]]()
+    progress = lambda step, share, text: told.append((share, text))  # noqa: E731
+    with autosplit.open_generator(loaded.family, loaded.plan, loaded.machine, progress=progress) as generator:
         assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
+    assert told == sorted(told) and [told[0][0], told[-1][0]] == [0, 1]
+    assert told[-2] == (0.85, "loading the stages") and len(told) == 2 + 2 * len(family.variants)
+
+
+def test_a_generator_runs_the_stages_that_were_measured(llama, monkeypatch):
+    """It saved and prepared them again."""
+    written = []
+    write = splitting.write_weights
+    monkeypatch.setattr(splitting, "write_weights", lambda path, *others: written.append(path) or write(path, *others))
+    setup, given = autosplit.Setup(backends="eager", progress=False), {"max_sequences": 2, "max_length": 40}
+    with autosplit.generator(llama, "cpu:0", Constraints(num_stages=1), prompt=12, new=5, setup=setup, **given) as generator:
+        assert len(written) == 1
+        [stage] = generator.pipeline.wiring.stages
+        assert len([*stage.module.folder.parent.glob("*/stage.json")]) == len(stage.variants) + 1
+        assert generator.generate([[3, 5]], max_new_tokens=4) == [generated(llama, [3, 5], 4)]
 
 
 def test_replicas_give_the_same_tokens_and_share_the_sequences(found, llama, family):

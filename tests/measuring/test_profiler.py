@@ -188,11 +188,13 @@ def test_a_step_that_takes_longer_than_usual_tells_its_seconds() -> None:
     steps.next()
     steps.watch(3.0)
     steps.watch(40.0)
+    steps.watch(1.0)  # of another call
     steps.next()
     assert told == [
         (0.0, "preparing inductor"),
         (0.375, "preparing inductor"),
         (0.75, "preparing inductor, 40 s so far"),
+        (0.75, "preparing inductor"),
         (0.75, "timing"),
     ]
 
