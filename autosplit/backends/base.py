@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -26,7 +26,7 @@ from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
-T = TypeVar("T")
+P, T = ParamSpec("P"), TypeVar("T")
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
@@ -319,14 +319,16 @@ def require_precision(backend: Backend, precision: Precision) -> None:
         raise BackendError(f"backend '{backend.name}' does not compute in {precision}: {backend.lacks[precision]}")
 
 
-def on_threads(call: Runnable, threads: int) -> Runnable:
+def on_threads(call: Callable[P, T], threads: int) -> Callable[P, T]:
     """Wrap ``call`` to run with ``threads`` torch threads: torch has one count for the whole process, so each call sets it."""
 
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def run(*arguments: P.args, **options: P.kwargs) -> T:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        if torch.is_inference_mode_enabled():
+            return call(*arguments, **options)
         with torch.inference_mode():
-            return call(inputs)
+            return call(*arguments, **options)
 
     return run
 

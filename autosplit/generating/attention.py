@@ -216,7 +216,7 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     work = torch.empty(num_slots, dtype=torch.int64), torch.empty(num_each, dim), torch.empty(num_each * length)
     in_rows = [(one, *(4 * stride for stride in one.stride()[1:3])) for one in (given.q, given.k, given.v)]
     tables = [(one, 4 * one.stride(0)) for one in (cos, sin)]
-    held = [*in_rows, given.state_keys, given.state_values, given.slots, given.positions, *kept, *tables, bias, turned, *work, found]
+    held = [*in_rows, *given[3:7], *kept, *tables, bias, turned, *work, found]
     flat = [part for one in held for part in (one if isinstance(one, tuple) else (one,))]
     sizes = count, len(kept[0]), num_slots, num_heads, num_kv, length, dim, value_dim, cos.shape[1], bias.shape[1]
     scale, softcap = (int(np.float32(one).view(np.int32)) for one in (given.scale, given.softcap or 0))

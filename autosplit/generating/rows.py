@@ -11,6 +11,7 @@ from autosplit.jit import floats_at, from_bits, ints_at, summing
 
 Array = np.ndarray[Any, Any]
 
+
 @summing("void(i8, i8, i8, i8, i8, i8)")
 def turn(row_address: int, cos_address: int, sin_address: int, turned_address: int, dim: int, rotary_dim: int) -> None:
     """Rotate pairs of elements, which are half of ``rotary_dim`` apart, by the angles of a position (Su et al., RoFormer, 2021).
