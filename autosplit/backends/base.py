@@ -26,7 +26,8 @@ from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""

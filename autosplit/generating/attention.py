@@ -179,10 +179,12 @@ def prepare_attend(
     empty, dtype = empty or given.q.new_empty, given.q.dtype
     found = empty((1, given.q.shape[2], given.q.shape[1], given.v.shape[3]), dtype=dtype)
     rows = [one for one in (given.q, given.k, given.v, given.cos, given.sin) if one is not None]
-    whole = [given.slots, given.positions, *given.kept, given.state_keys, given.state_values]
+    whole, places = [given.state_keys, given.state_values], [given.slots, given.positions, *given.kept]
     whole += [] if given.bias is None else [given.bias]
-    in_rows = all(one.shape[-1] == 1 or one.stride(-1) == 1 for one in rows) and all(one.is_contiguous() for one in whole)
-    if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32 and in_rows:
+    in_rows = all(one.shape[-1] == 1 or one.stride(-1) == 1 for one in rows)
+    is_whole = all(one.is_contiguous() for one in (*whole, *places))
+    kinds = {one.dtype for one in (*rows, *whole)}, {one.dtype for one in places}
+    if given.q.is_cpu and in_rows and is_whole and kinds == ({torch.float32}, {torch.int64}):
         turned = given._replace(q=empty(given.q.shape, dtype=dtype))
         attend_alone = _alone(given, turned.q, found)
 

@@ -166,9 +166,9 @@ def _choose(
             tokens[row] = _drawn(scores, top_p, int(top_k), _uniform(int(seed), positions[row]))
 
 
-def _sample(*arguments: torch.Tensor) -> torch.Tensor:
+def _sample(logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The operator."""
-    found, run = _prepared(*arguments)
+    found, run = PREPARED[SAMPLE](logits, *others)
     run()
     return found
 
