@@ -1,7 +1,7 @@
 """A stage whose inputs and outputs lie in memory that stays."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,15 @@ class Resident:
     outputs: Sequence[torch.Tensor]
     compute: Callable[[], None]
     held: object = None
+
+    def checked(self, check: Callable[[Sequence[torch.Tensor]], None]) -> "Resident":
+        """The stage that checks its inputs first. Raises: as ``check``, when it computes."""
+
+        def compute() -> None:
+            check(self.inputs)
+            self.compute()
+
+        return replace(self, compute=compute)
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Compute from copies of the inputs, to copies of the outputs."""
