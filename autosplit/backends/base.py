@@ -9,12 +9,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
 from autosplit.backends.apart import apart
 from autosplit.backends.limiting import check_of
+from autosplit.backends.residents import Resident
 from autosplit.devices.accelerators import Accelerator, Queue, is_served
 from autosplit.devices.discovering import packages_of
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -26,6 +27,7 @@ from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -139,6 +141,8 @@ class FileBackend(Backend):
         run, check = self.open(folder, threads, precision, shared, trust), check_of(folder, self.assumed)
         if check is None:
             return run
+        if isinstance(run, Resident):
+            return run.checked(check)
 
         def checked(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             check(inputs)
@@ -319,14 +323,16 @@ def require_precision(backend: Backend, precision: Precision) -> None:
         raise BackendError(f"backend '{backend.name}' does not compute in {precision}: {backend.lacks[precision]}")
 
 
-def on_threads(call: Runnable, threads: int) -> Runnable:
+def on_threads(call: Callable[P, T], threads: int) -> Callable[P, T]:
     """Wrap ``call`` to run with ``threads`` torch threads: torch has one count for the whole process, so each call sets it."""
 
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def run(*arguments: P.args, **options: P.kwargs) -> T:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        if torch.is_inference_mode_enabled():
+            return call(*arguments, **options)
         with torch.inference_mode():
-            return call(inputs)
+            return call(*arguments, **options)
 
     return run
 

@@ -19,6 +19,7 @@ from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.instructions import together
 from autosplit.backends.onnxfile import open_onnx, whole_folder
+from autosplit.backends.residents import Resident
 from autosplit.backends.simplifying import VIEWS, is_custom, simplified, specs_of
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import PREPARED, weight
@@ -188,14 +189,11 @@ def in_pieces(
         memory.free(values[name] for name in values if last.get(name, -1) > number)
     calls = [step.call for step in steps] if watch else together((step.call for step in steps), threads)
 
-    def run(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        for source, value in zip(sources, given, strict=True):
-            source.copy_(value)
+    def compute() -> None:
         for call in calls:
             call()
-        return [values[name].clone() for name in wanted]  # `values` keeps the memory that sessions read by address
 
-    return on_threads(run, threads)
+    return Resident(sources, [values[name] for name in wanted], on_threads(compute, threads), held=values)
 
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor], memory: Memory) -> Linked | None:

@@ -10,7 +10,7 @@ Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros a
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,8 +179,12 @@ def prepare_attend(
     empty, dtype = empty or given.q.new_empty, given.q.dtype
     found = empty((1, given.q.shape[2], given.q.shape[1], given.v.shape[3]), dtype=dtype)
     rows = [one for one in (given.q, given.k, given.v, given.cos, given.sin) if one is not None]
+    whole, places = [given.state_keys, given.state_values], [given.slots, given.positions, *given.kept]
+    whole += [] if given.bias is None else [given.bias]
     in_rows = all(one.shape[-1] == 1 or one.stride(-1) == 1 for one in rows)
-    if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32 and in_rows:
+    is_whole = all(one.is_contiguous() for one in (*whole, *places))
+    kinds = {one.dtype for one in (*rows, *whole)}, {one.dtype for one in places}
+    if given.q.is_cpu and in_rows and is_whole and kinds == ({torch.float32}, {torch.int64}):
         turned = given._replace(q=empty(given.q.shape, dtype=dtype))
         attend_alone = _alone(given, turned.q, found)
 
@@ -205,26 +209,27 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     """A call of ``attend_rows``, which keeps the keys and values, too, and rotates the queries into ``turned``."""
     from autosplit.generating.rows import attend_rows  # loads numba
 
-    num_slots, num_kv, length, _ = given.state_keys.shape
-    count, kept, num_each = len(given.slots), given.kept, given.q.shape[1] // num_kv
-    nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (count, count, given.q.shape[1])
+    (num_slots, num_kv, length, dim), value_dim = given.state_keys.shape, given.state_values.shape[3]
+    count, num_heads, kept = len(given.slots), given.q.shape[1], given.kept
+    num_each = num_heads // num_kv
+    nothing = torch.empty(count, 0)
+    cos, sin = (nothing if one is None else one.view(count, -1) for one in (given.cos, given.sin))
+    bias = torch.empty(num_heads, 0) if given.bias is None else given.bias
+    work = torch.empty(num_slots, dtype=torch.int64), torch.empty(num_each, dim), torch.empty(num_each * length)
+    in_rows = [(one, *(4 * stride for stride in one.stride()[1:3])) for one in (given.q, given.k, given.v)]
+    tables = [(one, 4 * one.stride(0)) for one in (cos, sin)]
+    held = [*in_rows, *given[3:7], *kept, *tables, bias, turned, *work, found]
+    flat = [part for one in held for part in (one if isinstance(one, tuple) else (one,))]
+    sizes = count, len(kept[0]), num_slots, num_heads, num_kv, length, dim, value_dim, cos.shape[1], bias.shape[1]
+    scale, softcap = (int(np.float32(one).view(np.int32)) for one in (given.scale, given.softcap or 0))
+    addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in flat]
+    words = np.array([*addresses, *sizes, scale, given.window or 0, softcap], np.int64)
     call: Callable[..., int] = attend_rows
-    return partial(
-        call,
-        *[tensor.detach().numpy() for tensor in (*given[:7], *kept)],
-        np.float32(given.scale),
-        given.window or 0,
-        np.float32(given.softcap or 0),
-        *[
-            nothing if one is None else one.detach().view(rows, -1).numpy()
-            for one, rows in zip((given.cos, given.sin, given.bias), num_rows, strict=True)
-        ],
-        turned[0].numpy(),
-        np.empty(num_slots, np.int64),
-        np.empty((num_each, given.q.shape[3]), np.float32),
-        np.empty(num_each * length, np.float32),
-        found.detach().numpy(),
-    )
+
+    def run(_: object = held) -> int:  # which keeps the tensors as long as this call lives
+        return call(words)
+
+    return run
 
 
 class _Chunk(NamedTuple):

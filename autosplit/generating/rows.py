@@ -6,15 +6,10 @@ from typing import Any
 import numpy as np
 
 from autosplit.backends.rowfunctions import exp
-from autosplit.backends.rowproducts import multiply, multiply_by_columns
-from autosplit.jit import floats_at, summing
+from autosplit.backends.rowproducts import ZERO, multiply, multiply_by_columns
+from autosplit.jit import floats_at, from_bits, ints_at, summing
 
 Array = np.ndarray[Any, Any]
-
-SIGNATURE = (
-    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], i8[:], i8[:], f4, i8, f4, f4[:,:], "
-    "f4[:,:], f4[:,:], f4[:,:,::1], i8[::1], f4[:,::1], f4[::1], f4[:,:,:,::1])"
-)
 
 
 @summing("void(i8, i8, i8, i8, i8, i8)")
@@ -54,95 +49,88 @@ def soften(address: int, count: int) -> None:
         scores[place] /= total
 
 
-@summing(SIGNATURE)
-def attend_rows(  # noqa: C901 - one compiled loop
-    q: Array,
-    k: Array,
-    v: Array,
-    state_keys: Array,
-    state_values: Array,
-    slots: Array,
-    positions: Array,
-    kept_slots: Array,
-    kept_positions: Array,
-    scale: np.float32,
-    window: int,
-    softcap: np.float32,
-    cos: Array,
-    sin: Array,
-    bias: Array,
-    turned: Array,
-    counts: Array,
-    queries: Array,
-    scores: Array,
-    found: Array,
-) -> int:
+@summing("i8(i8[::1])")
+def attend_rows(words: Array) -> int:  # noqa: C901 - one compiled loop
     """Keep the keys and values of M tokens, and attend for those of N tokens that are alone of their slot.
 
-    Args:
-        q: float32 ``[1, heads, N, dim]``; k, v: ``[1, num_heads, M, dim]`` and ``[1, num_heads, M, value_dim]``. Elements of a
-            row lie side by side in all arguments.
-        state_keys, state_values: ``[slots, num_heads, max_length, dim]``.
-        slots, positions: int64 ``[N]``; kept_slots, kept_positions: those of the keys and values, ``[M]``.
-        scale: factor of the scores.
+    Args: one int64 for each of these. A call with arrays takes 50 us where the processor's caches are full of weights, because
+        numba looks at each of them.
+
+        q, k, v: addresses of float32 ``[heads, N, dim]``, ``[num_kv, M, dim]`` and ``[num_kv, M, value_dim]``, each with the
+            bytes from one head and from one token to the next.
+        state_keys, state_values: addresses of ``[slots, num_kv, length, dim]``.
+        slots, positions: addresses of int64 ``[N]``; kept_slots, kept_positions: those of the keys and values, ``[M]``.
+        cos, sin: addresses of float32 ``[N, rotary_dim]``, each with the bytes from one row to the next; q and k are rotated by
+            them. rotary_dim is 0 where they are as they should be.
+        bias: address as for ``KVCache.forward``, ``[heads, bias_length]``; bias_length is 0 for none.
+        turned: address of float32 ``[heads, N, dim]``, becomes q after its rotation.
+        counts, queries, scores: addresses of int64 ``[slots]``, float32 ``[heads of a group, dim]`` and ``[heads of a group *
+            length]``, to work in.
+        found: address of float32 ``[N, heads, value_dim]``; rows of other tokens become zeros.
+        num_rows, num_kept, num_slots, num_heads, num_kv, length, dim, value_dim, rotary_dim, bias_length: sizes.
+        scale: factor of the scores, the bits of a float32.
         window: places that a token sees; 0 for all.
-        softcap: as for ``KVCache.forward``; 0 for none.
-        cos, sin: float32 ``[N, rotary_dim]``, by which q and k are rotated; rotary_dim is 0 where they are as they should be.
-        bias: as for ``KVCache.forward``; ``[heads, 0]`` for none.
-        turned: float32 ``[heads, N, dim]``, becomes q after its rotation.
-        counts: int64 ``[slots]``, to work in, as float32 ``queries`` ``[heads of a group, dim]``, a group's of a token, and
-            ``scores`` ``[heads of a group * max_length]``.
-        found: float32 ``[1, N, heads, value_dim]``; rows of other tokens become zeros.
+        softcap: as for ``KVCache.forward``, the bits of a float32; 0 for none.
     Returns: the number of tokens of slots with several; slot 0 counts where there is no other, for else it is padding.
     """
-    num_kv, length = state_keys.shape[1:3]
-    num_each, dim, value_dim, rotary_dim = q.shape[1] // num_kv, q.shape[3], v.shape[3], cos.shape[1]
-    counts[:] = 0
-    for row in range(len(slots)):
+    q, q_head, q_row, k, k_head, k_row, v, v_head, v_row = (
+        words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7], words[8],
+    )  # fmt: skip
+    state_keys, state_values = words[9], words[10]
+    slots, positions, kept_slots, kept_positions = ints_at(words[11]), ints_at(words[12]), ints_at(words[13]), ints_at(words[14])
+    cos, cos_row, sin, sin_row = words[15], words[16], words[17], words[18]
+    bias, turned, counts, queries = floats_at(words[19]), words[20], ints_at(words[21]), words[22]
+    scores, found = floats_at(words[23]), words[24]
+    num_rows, num_kept, num_slots, num_heads, num_kv = words[25], words[26], words[27], words[28], words[29]
+    length, dim, value_dim, rotary_dim, bias_length = words[30], words[31], words[32], words[33], words[34]
+    scale, window, softcap = from_bits(np.int32(words[35])), words[36], from_bits(np.int32(words[37]))
+    num_each, num_others = num_heads // num_kv, 0
+    for slot in range(num_slots):
+        counts[slot] = 0
+    for row in range(num_rows):
         counts[slots[row]] += 1
-        angles = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
-        for head in range(q.shape[1]):
-            source = q.ctypes.data + head * q.strides[1] + row * q.strides[2]
-            turn(source, angles[0], angles[1], turned.ctypes.data + 4 * dim * (head * len(slots) + row), dim, rotary_dim)
-    for row in range(len(kept_slots)):
+        for head in range(num_heads):
+            source, target = q + head * q_head + row * q_row, turned + 4 * dim * (head * num_rows + row)
+            turn(source, cos + row * cos_row, sin + row * sin_row, target, dim, rotary_dim)
+    for row in range(num_kept):
         slot, place = kept_slots[row], kept_positions[row]
         if place < length:
-            angles = cos.ctypes.data + row * cos.strides[0], sin.ctypes.data + row * sin.strides[0]
             for kv in range(num_kv):
                 at = (slot * num_kv + kv) * length + place
-                source = k.ctypes.data + kv * k.strides[1] + row * k.strides[2]
-                turn(source, angles[0], angles[1], state_keys.ctypes.data + 4 * dim * at, dim, rotary_dim)
-                source = v.ctypes.data + kv * v.strides[1] + row * v.strides[2]
-                turn(source, source, source, state_values.ctypes.data + 4 * value_dim * at, value_dim, 0)
-    num_others = 0
-    for row in range(len(slots)):
+                source = k + kv * k_head + row * k_row
+                turn(source, cos + row * cos_row, sin + row * sin_row, state_keys + 4 * dim * at, dim, rotary_dim)
+                source = v + kv * v_head + row * v_row
+                turn(source, source, source, state_values + 4 * value_dim * at, value_dim, 0)
+    for row in range(num_rows):
         if counts[slots[row]] > 1:
-            if slots[row] or counts[0] == len(slots):
+            if slots[row] or counts[0] == num_rows:
                 num_others += 1
-            found[0, row] = 0
+            others = floats_at(found + 4 * value_dim * num_heads * row)
+            for part in range(value_dim * num_heads):
+                others[part] = ZERO
             continue
         end = max(min(positions[row] + 1, length), 1)  # a token of no sequence may see nothing
         start = max(0, positions[row] + 1 - window) if window else 0
         count = end - start
         for kv in range(num_kv):
             for number in range(num_each):
-                for part in range(dim):
-                    queries[number, part] = turned[kv * num_each + number, row, part]
+                source, target = turned + 4 * dim * ((kv * num_each + number) * num_rows + row), queries + 4 * dim * number
+                turn(source, source, source, target, dim, 0)
             at = (slots[row] * num_kv + kv) * length + start
-            keys, values = state_keys.ctypes.data + 4 * dim * at, state_values.ctypes.data + 4 * value_dim * at
-            multiply(queries.ctypes.data, keys, 0, scores.ctypes.data, num_each, dim, count, 0, count)
+            keys, values = state_keys + 4 * dim * at, state_values + 4 * value_dim * at
+            multiply(queries, keys, 0, words[23], num_each, dim, count, 0, count)
             for place in range(num_each * count):
                 scores[place] *= scale
-            if bias.shape[1]:
+            if bias_length:
                 for number in range(num_each):
                     for place in range(count):
-                        distance = min(positions[row] - start - place, bias.shape[1] - 1)
-                        scores[number * count + place] += bias[kv * num_each + number, distance]
+                        distance = min(positions[row] - start - place, bias_length - 1)
+                        scores[number * count + place] += bias[(kv * num_each + number) * bias_length + distance]
             if softcap:
                 for place in range(num_each * count):
                     scores[place] = np.float32(math.tanh(scores[place] / softcap)) * softcap
             for number in range(num_each):
-                soften(scores.ctypes.data + 4 * number * count, count)
-            answers = found.ctypes.data + 4 * value_dim * ((row * num_kv + kv) * num_each)
-            multiply_by_columns(scores.ctypes.data, values, 0, answers, num_each, count, value_dim, 0, value_dim)
+                soften(words[23] + 4 * number * count, count)
+            answers = found + 4 * value_dim * ((row * num_kv + kv) * num_each)
+            multiply_by_columns(words[23], values, 0, answers, num_each, count, value_dim, 0, value_dim)
     return num_others

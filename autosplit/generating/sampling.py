@@ -94,15 +94,16 @@ def sampling_of(options: dict[str, Any]) -> Sampling:
     return Sampling(**options)
 
 
-def _sample(
+def _prepared(
     logits: torch.Tensor,
     state_history: torch.Tensor,
     ids: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
     sampling: torch.Tensor,
-) -> torch.Tensor:
-    """The next token of the first rows of a step.
+    empty: Callable[..., torch.Tensor] = torch.empty,
+) -> tuple[torch.Tensor, Callable[[], object]]:
+    """The memory of the next tokens of the first rows of a step, and a function that chooses them.
 
     The operator writes to its state, which no other operator reads, and a repeated call writes the same values. So its schema
     declares no mutation, which torch would turn into copies of the whole state.
@@ -114,39 +115,62 @@ def _sample(
         slots: int64 [N].
         positions: int64 [N]; a token at ``max_length`` or beyond is not written.
         sampling: float64 [N, 5], ``Sampling.row`` of each token; zeros, as in padding, take the largest logit.
+        empty: makes the memory.
     Returns: int64 [R]; -1 in a row with a logit that is not a number, with infinity, or without any finite logit. Rows from
         ``num_read`` on give no next token, and get 0.
     """
-    # numpy takes a tenth of the time of torch for the largest of a row, and half of it for a few ids
-    history, slot_of, places = state_history.numpy(), slots.numpy(), positions.numpy()
-    within = places < history.shape[1]
-    history[slot_of[within], places[within]] = ids.numpy()[within]
-    read = logits[: num_read(slot_of[: len(logits)].tolist())]
-    wide = (read.float() if read.dtype == torch.bfloat16 else read).detach().numpy()
-    best, tokens = wide.argmax(1), np.zeros(len(logits), np.int64)  # of a row with NaN its place
-    tokens[: len(wide)] = np.where(np.isfinite(wide[np.arange(len(wide)), best]), best, -1)
-    for row, (temperature, top_p, top_k, seed, penalty) in enumerate(sampling.numpy()[: len(wide)].tolist()):
+    found, is_bf16 = empty((len(logits),), dtype=torch.int64), logits.dtype == torch.bfloat16
+    # numpy takes a tenth of the time of torch for the largest of a row, and lists are faster still for a few numbers
+    history, id_of, slot_of, place_of, settings, tokens = (
+        one.numpy() for one in (state_history, ids, slots, positions, sampling, found)
+    )
+    scores = None if is_bf16 else logits.detach().numpy()
+
+    def run() -> None:
+        its_slots, places = slot_of.tolist(), place_of.tolist()
+        for token, slot, place in zip(id_of.tolist(), its_slots, places, strict=True):
+            if place < history.shape[1]:
+                history[slot, place] = token
+        count = num_read(its_slots[: len(tokens)])
+        wide = logits[:count].detach().float().numpy() if scores is None else scores[:count]
+        best = wide.argmax(1).tolist()  # of a row with NaN its place
+        tokens[:count] = [token if math.isfinite(wide[row, token]) else -1 for row, token in enumerate(best)]
+        tokens[count:] = 0
+        if settings[:count].any():
+            _choose(logits, state_history, its_slots, places, settings[:count].tolist(), tokens)
+
+    return found, run
+
+
+def _choose(
+    logits: torch.Tensor,
+    history: torch.Tensor,
+    slots: Sequence[int],
+    positions: Sequence[int],
+    settings: Sequence[Sequence[float]],
+    tokens: "np.ndarray[Any, Any]",
+) -> None:
+    """Choose the tokens of rows that do not take the largest logit; rows that are not finite keep -1."""
+    for row, (temperature, top_p, top_k, seed, penalty) in enumerate(settings):
         if tokens[row] < 0 or (temperature == 0 and penalty in (0, 1)):
             continue
         scores = logits[row].double()
         if penalty != 1:
-            past = state_history[slots[row], : int(positions[row]) + 1]
+            past = history[slots[row], : positions[row] + 1]
             known = scores[past]
             scores[past] = torch.where(known < 0, known * penalty, known / penalty)
         if temperature == 0:
             tokens[row] = scores.argmax()
         else:
             scores = (scores - scores.max()) / temperature  # which is finite for the largest one at any temperature
-            tokens[row] = _drawn(scores, top_p, int(top_k), _uniform(int(seed), int(positions[row])))
-    return torch.from_numpy(tokens)
+            tokens[row] = _drawn(scores, top_p, int(top_k), _uniform(int(seed), positions[row]))
 
 
-def _prepared(
-    logits: torch.Tensor, *others: torch.Tensor, empty: Callable[..., torch.Tensor] = torch.empty
-) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Memory of an answer, and a function that computes it from the contents of the arguments at its call."""
-    found = empty((len(logits),), dtype=torch.int64)
-    return found, lambda: found.copy_(_sample(logits, *others))
+def _sample(logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """The operator."""
+    found, run = PREPARED[SAMPLE](logits, *others)
+    run()
+    return found
 
 
 def _shaped(logits: torch.Tensor, state_history: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:

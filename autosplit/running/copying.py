@@ -9,7 +9,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def copier(spec: TensorSpec) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """A function that copies into a tensor of this spec another one, which has the shape and dtype of the spec."""
-    num_bytes = spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0  # gaps may belong to other tensors
+    num_bytes = _whole_bytes(spec)
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         if num_bytes and is_laid_out(source, spec, anywhere=True):
@@ -38,6 +38,19 @@ def copier(spec: TensorSpec) -> Callable[[torch.Tensor, torch.Tensor], None]:
                 copy_into(target, source)
 
     return copy
+
+
+def prepared_copy(spec: TensorSpec, target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
+    """A call that copies between two tensors of the shape and dtype of a spec that stay where they are."""
+    num_bytes = _whole_bytes(spec)
+    if num_bytes and all(is_laid_out(one, spec, anywhere=True) for one in (target, source)):
+        return partial(ctypes.memmove, target.data_ptr(), source.data_ptr(), num_bytes)
+    return partial(copy_into, target, source)
+
+
+def _whole_bytes(spec: TensorSpec) -> int:
+    """The bytes of a tensor, or 0 where there are gaps between them, which may belong to other tensors."""
+    return spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0
 
 
 class CopyPool:

@@ -97,7 +97,7 @@ class Slot:
     def __init__(
         self, layouts: Sequence[Sequence[TensorSpec]], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]
     ) -> None:
-        self.header = header
+        self.header, self.layouts = header, layouts
         self.text = payload.numpy().data
         self.views = cache(
             lambda variant: [view_storage(payload[at:], one) for one, at in zip(layouts[variant], offsets, strict=True)]
@@ -113,6 +113,10 @@ class Slot:
         """Copy the tensors in; they have the shapes and dtypes of the variant's layout."""
         for copy, target, source in zip(self._copiers(variant), self.views(variant), tensors, strict=True):
             copy(target, source)
+        self.post(variant)
+
+    def post(self, variant: int) -> None:
+        """Say that the tensors of a variant were written."""
         self.header[VARIANT] = variant
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autosplit.backends.residents import Resident
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.calls import START, answer, reply_reason, reply_with
 from autosplit.devices.forking import freed_memory_returned
@@ -88,8 +89,9 @@ class StageWorker:
         self._control_poll.register(control.fileno(), select.POLLIN)
         self._status_block = StatusBlock(config.status_block)
         self.status = WorkerStatus(self._status_block.status(config.number))
-        self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
+        self._rings = StageRings(config, self.status, control.fileno(), self._handle_interrupt)
         self._sequence: int | None = None
+        self._step = len(config.stage.devices)
         self._stages = config.stage.at_each_size()
         self._announced = cache(lambda variant: announced(self._stages[variant].outputs))
 
@@ -102,6 +104,10 @@ class StageWorker:
             if is_new:
                 one.warm_up(run)
         self._runs = [run for _, run, _ in loaded]
+        self._residents = {variant: run for variant, run in enumerate(self._runs) if isinstance(run, Resident)}
+        for variant, resident in self._residents.items():
+            check_outputs(resident.outputs, self._announced(variant))
+        self._rings.bind(self._residents)
         self._num_contexts = len(getattr(self._runs[0], "contexts", (None,)))
         self._lookahead = Lookahead(self._rings, self._runs, self._num_contexts, self._status_block)
         return str(getattr(self._runs[0], "note", ""))
@@ -131,7 +137,7 @@ class StageWorker:
     def run_from(self, first: int, alone_until: int) -> None:
         """Call of the host: take requests from ``first`` on; before ``alone_until`` one at a time, to find a crashing one."""
         self._lookahead.alone_until = alone_until
-        self._sequence = first + (self._config.replica - first) % len(self._config.stage.devices)
+        self._sequence = first + (self._config.replica - first) % self._step
 
     def pause(self) -> None:
         """Call of the host: touch no ring until ``run_from``."""
@@ -165,42 +171,50 @@ class StageWorker:
         slots, begun = (ahead.slots, ahead.begun) if ahead else (self._rings.take(sequence), None)
         got = status.enter(statusblock.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
-        ran = status.enter(statusblock.SENDING, sequence)
+        ran = time.monotonic_ns()
         if self._num_contexts > 1 and flag == DATA:
-            flag, result = self._checked(sequence, slots, result.outputs)
+            flag, result = self._tried(sequence, slots, lambda: self._checked(slots, result.outputs()))
         posted = max([slot.header[POSTED_NS] for slot in slots])
         number = self._status_block.number(sequence)  # before the hand-over: another request may take its place then
         blocked = self._rings.hand_over(sequence, flag, result, slots[0].header[VARIANT])
         status.count(number, flag, asked, posted, got, ran, time.monotonic_ns(), blocked)
-        return sequence + len(self._config.stage.devices)
+        return sequence + self._step
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | Exception | None") -> tuple[int, Any]:
         """The flag of the request from here on, and its outputs or the text of the error.
 
         A stage that works on several requests at once gives a begun request in place of its outputs.
         """
-        flags = {slot.header[FLAG]: slot for slot in slots}
-        for flag in (ERROR, SKIPPED):
-            if flag in flags:
-                return flag, flags[flag].read_text()
+        flags = [slot.header[FLAG] for slot in slots]
+        if any(flags):
+            flag = ERROR if ERROR in flags else SKIPPED
+            return flag, slots[flags.index(flag)].read_text()
         if self._status_block.expired(sequence):
             return SKIPPED, b""
         if self._num_contexts == 1:
-            run, inputs = self._runs[slots[0].header[VARIANT]], self._rings.inputs(slots)
-            return self._checked(sequence, slots, lambda: run(inputs))
+            return self._tried(sequence, slots, lambda: self._outputs(slots))
+        return self._tried(sequence, slots, lambda: self._lookahead.compute(sequence, slots, begun))
+
+    def _tried(self, sequence: int, slots: Sequence[Slot], make: Callable[[], Any]) -> tuple[int, Any]:
+        """What is made for a request, or the text of the error."""
         try:
-            return DATA, self._lookahead.compute(sequence, slots, begun)
+            return DATA, make()
         except Exception:
             return ERROR, self._explain(sequence, slots, traceback.format_exc())
 
-    def _checked(self, sequence: int, slots: Sequence[Slot], make: Callable[[], Sequence[torch.Tensor]]) -> tuple[int, Any]:
-        """Make the outputs of a request, which fit their slots, or the text of the error."""
-        try:
-            outputs = make()
-            check_outputs(outputs, self._announced(slots[0].header[VARIANT]))
-            return DATA, outputs
-        except Exception:
-            return ERROR, self._explain(sequence, slots, traceback.format_exc())
+    def _outputs(self, slots: Sequence[Slot]) -> Sequence[torch.Tensor]:
+        """Compute the outputs of a request, which fit their slots."""
+        variant = slots[0].header[VARIANT]
+        if (resident := self._residents.get(variant)) is None:
+            return self._checked(slots, self._runs[variant](self._rings.inputs(slots)))
+        self._rings.read(slots, variant)
+        resident.compute()
+        return resident.outputs
+
+    def _checked(self, slots: Sequence[Slot], outputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The outputs. Raises: ValueError: they do not fit their slots."""
+        check_outputs(outputs, self._announced(slots[0].header[VARIANT]))
+        return outputs
 
     def _explain(self, sequence: int, slots: Sequence[Slot], trace: str) -> bytes:
         """The text of a StageError. Raises: _Lost: the device is lost, so that no request is at fault."""

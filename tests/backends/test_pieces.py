@@ -130,6 +130,19 @@ def test_steps_in_pieces_equal_eager_and_read_what_earlier_steps_kept(saved, nam
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
+def test_a_stage_in_pieces_computes_in_memory_that_stays(saved, name):
+    """A worker writes its inputs and reads its outputs there; a call has copies of both."""
+    run = get_backend(name).load(saved[1], 1)
+    [first], [second] = run(step(0, 0)), run(step(1, 1))
+    [output] = run.outputs
+    assert torch.equal(output, second) and output.data_ptr() not in (first.data_ptr(), second.data_ptr())
+    for own, value in zip(run.inputs, step(0, 0), strict=True):
+        own.copy_(value)
+    run.compute()
+    assert torch.equal(output, first)
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
 def test_files_and_the_operators_between_them_are_timed_by_their_ops(saved, name):
     folder = saved[1]
     profiled, eager = probe(name, folder, 1), get_backend("eager").load(folder, 1)

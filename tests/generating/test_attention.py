@@ -124,6 +124,16 @@ def test_a_prepared_call_reads_the_same_memory_anew():
     torch.testing.assert_close(cache.keys[1:], other.keys[1:])
 
 
+def test_places_may_lie_apart_and_be_of_another_type():
+    """The compiled call reads addresses: what does not lie as it reads goes another way."""
+    q, k, v = tokens(3)
+    slots, positions = torch.tensor([[1, 7], [2, 7], [4, 7]])[:, 0], torch.tensor([[3, 1], [9, 1], [2, 1]])[:, 0]
+    cache = filled()
+    expected = cache(q, k, v, slots.clone(), positions.clone(), scale=0.3)
+    for places in ((slots, positions), (slots.int(), positions.int())):
+        torch.testing.assert_close(cache(q, k, v, *places, scale=0.3), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_bias_is_added_by_distance(dtype):
     """Single tokens and a chunk, in machine code and in torch."""

@@ -6,8 +6,8 @@ from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.running.copying import CopyPool, copier
-from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, spec_of
+from autosplit.running.copying import CopyPool, copier, prepared_copy
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, spec_of
 from tests.running.test_ring import tensors
 
 pytestmark = pytest.mark.timeout(60)
@@ -23,6 +23,18 @@ def test_a_copy_is_equal_and_laid_out_alike_in_new_and_in_kept_memory(value: tor
         assert spec_of("x", copy) == spec and copy.dtype == value.dtype
         assert torch.equal(copy, value) and not (value.numel() and copy.data_ptr() == value.data_ptr())
         del copy
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(tensors(), st.booleans())
+def test_a_prepared_copy_reads_its_source_anew(value: torch.Tensor, is_dense: bool) -> None:
+    spec = spec_of("x", value)
+    source, target = (value.clone().contiguous() if is_dense else empty_like_spec(spec)), empty_like_spec(spec)
+    call = prepared_copy(spec, target, source)
+    for one in (torch.zeros_like(value), value):
+        copy_into(source, one.clone())
+        call()
+        assert torch.equal(target, one)
 
 
 @settings(max_examples=examples(150), deadline=None)
