@@ -80,10 +80,11 @@ def inlined(function: Function) -> Function:
 
 
 _types: Any = types  # numba has no types for the checker
-_intrinsic: Any = numba.extending.intrinsic
+intrinsic: Any = numba.extending.intrinsic
+"""Makes a function that gives machine code one that compiled code calls."""
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic  # type: ignore[untyped-decorator]
 def floats_at(_: Any, address: Any) -> Any:
     """In compiled code: the pointer to the float32 at an address."""
 
@@ -93,7 +94,7 @@ def floats_at(_: Any, address: Any) -> Any:
     return _types.CPointer(_types.float32)(_types.int64), code
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic  # type: ignore[untyped-decorator]
 def ints_at(_: Any, address: Any) -> Any:
     """In compiled code: the pointer to the int64 at an address."""
 
@@ -103,7 +104,7 @@ def ints_at(_: Any, address: Any) -> Any:
     return _types.CPointer(_types.int64)(_types.int64), code
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic  # type: ignore[untyped-decorator]
 def from_bits(_: Any, bits: Any) -> Any:
     """In compiled code: the float32 with the bits of an int32."""
 
