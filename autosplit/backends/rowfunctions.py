@@ -8,6 +8,7 @@ import numpy as np
 
 from autosplit.jit import floats_at, from_bits, inner, ints_at, summing
 
+
 class Function(IntEnum):
     """What an instruction computes: of two values, up to ``CAT``; of one, up to ``FLOAT``; and on rows.
 

@@ -234,15 +234,19 @@ def _like(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]
 
 def _on_rows(node: fx.Node, spec: TensorSpec) -> list[tuple[Any, ...]]:
     """The arguments of ``on_rows`` that give the value of an op: a function, one or two values, or one and a number."""
-    functions = {aten.add.Tensor: "add_ints"} if spec.dtype == "int64" else OF_TWO
+    last = -1, len(spec.shape) - 1
     match node:
-        case fx.Node(target=target, args=(fx.Node() as x, fx.Node() as y), kwargs={**rest}) if target in functions and not rest:
-            swapped = [(functions[target], y, x)] if target in (aten.add.Tensor, aten.mul.Tensor) else []
-            return [(functions[target], x, y), *swapped]
-        case fx.Node(target=target, args=(fx.Node() as x, int() | float() as number), kwargs={**rest}) if (
-            target in functions and not rest and float(number) == number
+        case fx.Node(target=aten.add.Tensor, args=(fx.Node() as x, int() as number), kwargs={**rest}) if (
+            spec.dtype == "int64" and not rest and _is_given(x)
         ):
-            return [(functions[target], x, None, float(number))]
+            return [("add_ints", x, None, float(number))]
+        case fx.Node(target=target, args=(fx.Node() as x, fx.Node() as y), kwargs={**rest}) if target in OF_TWO and not rest:
+            swapped = [(OF_TWO[target], y, x)] if target in (aten.add.Tensor, aten.mul.Tensor) else []
+            return [(OF_TWO[target], x, y), *swapped]
+        case fx.Node(target=target, args=(fx.Node() as x, int() | float() as number), kwargs={**rest}) if (
+            target in OF_TWO and not rest
+        ):
+            return [(OF_TWO[target], x, None, float(number))]
         case fx.Node(target=target, args=(fx.Node() as x,), kwargs={**rest}) if target in OF_ONE and not rest:
             return [(OF_ONE[target], x)]
         case fx.Node(target=aten.gelu.default, args=(fx.Node() as x,), kwargs={"approximate": "tanh"}):
@@ -251,13 +255,18 @@ def _on_rows(node: fx.Node, spec: TensorSpec) -> list[tuple[Any, ...]]:
             return [("mul", x, x) if power == 2 else ("cube", x)]
         case fx.Node(target=aten.mean.dim, args=(fx.Node() as x, [-1], True)):
             return [("mean", x)]
-        case fx.Node(target=aten.cat.default, args=([fx.Node() as x, fx.Node() as y], int() as axis)) if (
-            axis in (-1, len(spec.shape) - 1)
-        ):
+        case fx.Node(target=aten.cat.default, args=([fx.Node() as x, fx.Node() as y], int() as axis)) if axis in last:
             return [("cat", x, y)]
-        case fx.Node(target=aten._to_copy.default, args=(fx.Node() as x,), kwargs={"dtype": torch.float32}):
+        case fx.Node(target=aten._to_copy.default, args=(fx.Node() as x,), kwargs={"dtype": torch.float32}) if _is_given(x):
             return [("float", x)]
     return []
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a value is an input of the stage, or a view of one: other integers are made by a file, and read by the next one."""
+    while node.target in VIEWS:
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
 
 
 def _multiply_read_rows(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> None:
