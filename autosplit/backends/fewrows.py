@@ -37,7 +37,7 @@ _operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None, bool by_
 _operators.define("norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 # aten.embedding of int64 ids; an id outside the table raises IndexError
 _operators.define("look_up(Tensor table, Tensor ids) -> Tensor")
-# a function of the elements of x, and of y or a number (``rowloops.FUNCTIONS``)
+# a function of the elements or rows of x, and of y or a number (``rowfunctions.Function``)
 _operators.define("on_rows(str function, Tensor x, Tensor? y=None, float? number=None) -> Tensor")
 FEW_ROWS, ON_ROWS = torch.ops.autosplit.few_rows.default, torch.ops.autosplit.on_rows.default
 NORM_ROWS, LOOK_UP = torch.ops.autosplit.norm_rows.default, torch.ops.autosplit.look_up.default
@@ -75,14 +75,18 @@ def prepare_on_rows(
 ) -> tuple[torch.Tensor, Instruction]:
     """The memory of the answer, and a function that computes it from the contents of the arguments at its call."""
     other = y if number is None else torch.tensor([number], dtype=x.dtype)
-    found = empty(_shape(function, x, y), dtype=x.dtype)
+    found = empty(_shape(function, x, y), dtype=_dtype(function, x))
     return found, each(function, x.detach(), None if other is None else other.detach(), found)
 
 
 def _shape(function: str, x: torch.Tensor, y: torch.Tensor | None) -> tuple[int, ...]:
-    if function == "mean":
-        return (*x.shape[:-1], 1)
+    if function in ("mean", "cat"):
+        return (*x.shape[:-1], 1 if y is None else x.shape[-1] + y.shape[-1])
     return tuple(x.shape if y is None else np.broadcast_shapes(x.shape, y.shape))
+
+
+def _dtype(function: str, x: torch.Tensor) -> torch.dtype:
+    return torch.float32 if function == "float" else x.dtype
 
 
 def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, by_columns: bool = False) -> torch.Tensor:
@@ -92,7 +96,7 @@ def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 def _shaped_on(function: str, x: torch.Tensor, y: torch.Tensor | None = None, number: float | None = None) -> torch.Tensor:
     """An empty answer of ``on_rows``."""
-    return x.new_empty(_shape(function, x, y))
+    return x.new_empty(_shape(function, x, y), dtype=_dtype(function, x))
 
 
 def _shaped_norm(x: torch.Tensor, *_: Any) -> torch.Tensor:

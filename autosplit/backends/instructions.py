@@ -3,6 +3,7 @@
 A call of a runtime or of torch from Python takes longer than a norm of a few rows does.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,18 +74,28 @@ def _place(value: torch.Tensor | None) -> int:
 
 
 def each(function: str, x: torch.Tensor, y: torch.Tensor | None, found: torch.Tensor) -> Instruction:
-    """A function of the elements of x and y in float32, which have the strides of ``strides``; ``found`` is dense."""
-    shape = x.shape if function == "mean" else found.shape
-    cols = shape[-1]
-    rows = shape.numel() // cols
-    one, other = strides(x, shape), strides(x if y is None else y, shape)
-    assert one is not None
-    assert other is not None
-    if one == (cols, 1) and other in (one, (0, 0)) and function != "mean":
-        rows, cols = 1, rows * cols
-    second = x if y is None else y
-    words = (_code(function), x.data_ptr(), second.data_ptr(), found.data_ptr(), rows, cols, one[0], *other, 0)
-    return Instruction(words, (x, second, found))
+    """A function of the elements or rows of x and y, which lie as ``layout`` wants; ``found`` is dense."""
+    second, sizes = x if y is None else y, layout(function, x, y, found.shape)
+    assert sizes is not None
+    steps = [step * one.element_size() for step, one in zip(sizes[3:], (x, second, found), strict=True)]
+    return Instruction((_code(function), *map(_place, (x, second, found)), *sizes[:3], *steps), (x, second, found))
+
+
+def layout(function: str, x: torch.Tensor, y: torch.Tensor | None, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Rows, columns of x and of y, and elements from a row to the next in x, y and the answer; None if ``play`` cannot read them.
+
+    Args:
+        function: what is computed of x and y; the answer has this ``shape``.
+    """
+    second, whole_rows = x if y is None else y, function in ("mean", "cat")
+    x_shape, y_shape = x.shape if whole_rows else shape, second.shape if whole_rows else shape
+    one, other = strides(x, x_shape), strides(second, y_shape)
+    if one is None or other is None or one[1] == 0 or (whole_rows and other[1] == 0):
+        return None
+    rows, cols, y_cols = math.prod(x_shape[:-1]), x_shape[-1], y_shape[-1] if other[1] else 1
+    if one == (cols, 1) and other in (one, (0, 0)) and not whole_rows:
+        rows, cols, y_cols = 1, rows * cols, rows * y_cols if other[1] else 1
+    return rows, cols, y_cols, one[0], other[0], shape[-1]
 
 
 def strides(value: torch.Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
@@ -102,9 +113,9 @@ def strides(value: torch.Tensor, shape: Sequence[int]) -> tuple[int, int] | None
 
 
 def _code(function: str) -> int:
-    from autosplit.backends.rowloops import FUNCTIONS  # loads numba
+    from autosplit.backends.rowfunctions import Function  # loads numba
 
-    return FUNCTIONS.index(function)
+    return int(Function[function.upper()])
 
 
 def together(calls: Iterable[Callable[[], object]], threads: int) -> list[Callable[[], object]]:

@@ -1,32 +1,45 @@
 """Functions of the elements of a few rows, of the rows, and lookups of rows, compiled."""
 
 import math
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from autosplit.jit import floats_at, from_bits, inner, ints_at, summing
 
-ELEMENTWISE = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "neg",
-    "relu",
-    "sqrt",
-    "rsqrt",
-    "cube",
-    "sigmoid",
-    "silu",
-    "tanh",
-    "gelu",
-    "gelu_erf",
-    "mean",
-)
-"""Functions by their codes: of two elements, of one (``gelu`` with tanh), and of a row."""
 
-ADD, SUB, MUL, DIV, NEG, RELU, SQRT, RSQRT, CUBE, SIGMOID, SILU, TANH, GELU, GELU_ERF, MEAN = map(np.int64, range(15))
+class Function(IntEnum):
+    """What an instruction computes: of two values, up to ``CAT``; of one, up to ``FLOAT``; and on rows.
+
+    ``GELU`` is the one with tanh, ``CAT`` puts the rows of two values side by side, ``FLOAT`` makes floats of int64.
+    """
+
+    ADD = 0
+    SUB = 1
+    MUL = 2
+    DIV = 3
+    ADD_INTS = 4
+    CAT = 5
+    NEG = 6
+    RELU = 7
+    SQRT = 8
+    RSQRT = 9
+    CUBE = 10
+    SIGMOID = 11
+    SILU = 12
+    TANH = 13
+    GELU = 14
+    GELU_ERF = 15
+    MEAN = 16
+    COS = 17
+    SIN = 18
+    FLOAT = 19
+    NORM = 20
+    LOOKUP = 21
+    PRODUCT = 22
+    PRODUCT_BY_COLUMNS = 23
+
 
 LOG2_E = np.float32(math.log2(math.e))
 LEAST, MOST = np.float32(-126), np.float32(128)
@@ -63,20 +76,31 @@ def exp(value: Any) -> Any:
     return found * from_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
-@summing("void(i8, i8, i8, i8, i8, b1)")
+@summing("void(i8, i8, i8, i8, i8, i8)")
 def of_two(  # noqa: C901 - a loop for each function
-    code: int, x_address: int, y_address: int, found_address: int, count: int, each: bool
+    code: int, x_address: int, y_address: int, found_address: int, count: int, y_count: int
 ) -> None:
-    """A function of each element of x and y, or with ``each`` off, of all elements of x and one of y."""
+    """A function of each of ``count`` elements of x and of y, or of all elements of x and the one of y."""
     x, y, found = floats_at(x_address), floats_at(y_address), floats_at(found_address)
-    if each:
-        if code == ADD:
+    if code == Function.CAT:
+        for k in range(count):
+            found[k] = x[k]
+        for k in range(y_count):
+            found[count + k] = y[k]
+        return
+    if code == Function.ADD_INTS:
+        whole, other, made = ints_at(x_address), ints_at(y_address), ints_at(found_address)
+        for k in range(count):
+            made[k] = whole[k] + other[k if y_count == count else 0]
+        return
+    if y_count == count:
+        if code == Function.ADD:
             for k in range(count):
                 found[k] = x[k] + y[k]
-        elif code == SUB:
+        elif code == Function.SUB:
             for k in range(count):
                 found[k] = x[k] - y[k]
-        elif code == MUL:
+        elif code == Function.MUL:
             for k in range(count):
                 found[k] = x[k] * y[k]
         else:
@@ -84,13 +108,13 @@ def of_two(  # noqa: C901 - a loop for each function
                 found[k] = x[k] / y[k]
         return
     one = y[0]
-    if code == ADD:
+    if code == Function.ADD:
         for k in range(count):
             found[k] = x[k] + one
-    elif code == SUB:
+    elif code == Function.SUB:
         for k in range(count):
             found[k] = x[k] - one
-    elif code == MUL:
+    elif code == Function.MUL:
         for k in range(count):
             found[k] = x[k] * one
     else:
@@ -102,36 +126,36 @@ def of_two(  # noqa: C901 - a loop for each function
 def of_one(code: int, x_address: int, found_address: int, count: int) -> None:  # noqa: C901 - a loop for each function
     """A function of each element of x, or the mean of all."""
     x, found = floats_at(x_address), floats_at(found_address)
-    if code == MEAN:
+    if code == Function.MEAN:
         total = ZERO
         for k in range(count):
             total += x[k]
         found[0] = total / np.float32(count)
-    elif code == NEG:
+    elif code == Function.NEG:
         for k in range(count):
             found[k] = -x[k]
-    elif code == RELU:
+    elif code == Function.RELU:
         for k in range(count):
             found[k] = ZERO if x[k] < ZERO else x[k]
-    elif code == SQRT:
+    elif code == Function.SQRT:
         for k in range(count):
             found[k] = np.sqrt(x[k])
-    elif code == RSQRT:
+    elif code == Function.RSQRT:
         for k in range(count):
             found[k] = ONE / np.sqrt(x[k])
-    elif code == CUBE:
+    elif code == Function.CUBE:
         for k in range(count):
             found[k] = x[k] * x[k] * x[k]
-    elif code == SIGMOID:
+    elif code == Function.SIGMOID:
         for k in range(count):
             found[k] = ONE / (ONE + exp(-x[k]))
-    elif code == SILU:
+    elif code == Function.SILU:
         for k in range(count):
             found[k] = x[k] / (ONE + exp(-x[k]))
-    elif code == TANH:
+    elif code == Function.TANH:
         for k in range(count):
             found[k] = ONE - TWO / (ONE + exp(TWO * x[k]))
-    elif code == GELU_ERF:
+    elif code == Function.GELU_ERF:
         for k in range(count):
             size = abs(x[k])
             near = FAR if size > FAR else size
@@ -139,6 +163,16 @@ def of_one(code: int, x_address: int, found_address: int, count: int) -> None:  
             part = ONE / (ONE + ERF[0] * far)
             tail = ((((ERF[5] * part + ERF[4]) * part + ERF[3]) * part + ERF[2]) * part + ERF[1]) * part * exp(-far * far)
             found[k] = HALF * x[k] + HALF * size - HALF * near * tail
+    elif code == Function.COS:
+        for k in range(count):
+            found[k] = math.cos(x[k])
+    elif code == Function.SIN:
+        for k in range(count):
+            found[k] = math.sin(x[k])
+    elif code == Function.FLOAT:
+        whole = ints_at(x_address)
+        for k in range(count):
+            found[k] = np.float32(whole[k])
     else:
         for k in range(count):
             inside = GELU_FACTOR * (x[k] + GELU_CUBE * x[k] * x[k] * x[k])

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS
-from autosplit.backends.instructions import strides
+from autosplit.backends.instructions import layout
 from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
@@ -56,6 +56,8 @@ OF_ONE = {
     aten.silu.default: "silu",
     aten.tanh.default: "tanh",
     aten.gelu.default: "gelu_erf",
+    aten.cos.default: "cos",
+    aten.sin.default: "sin",
 }
 """Ops that ``on_rows`` computes, and its names for them."""
 
@@ -98,7 +100,7 @@ def simplified(program: StageProgram) -> StageProgram:
             _rotate_inside(node, shapes)
     module.graph.eliminate_dead_code()
     if not program.one_form and _multiply_few_rows(module, specs):
-        _work_on_rows(module, specs, set(outputs))
+        _work_on_rows(module, specs)
     if not program.free:
         _multiply_read_rows(module, shapes)
     module.recompile()
@@ -179,21 +181,20 @@ def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) 
     return found
 
 
-def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec], outputs: Collection[str]) -> None:
+def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> None:
     """Let ``on_rows`` compute the functions of few elements that it can."""
     for node in module.graph.nodes:
         spec = specs.get(node.name)
-        if not is_op(node) or spec is None or node.name in outputs or not _is_small(spec):
+        if not is_op(node) or spec is None or not _is_small(spec):
             continue
         if _norm_or_lookup(module, node, specs):
             continue
-        arguments = _on_rows(node)
-        if arguments is None:
-            continue
-        values = [_like(module, one, specs) for one in arguments[1:3] if isinstance(one, fx.Node)]
-        shape = values[0].shape if arguments[0] == "mean" else spec.shape
-        if all(one.dtype == torch.float32 and strides(one, shape) for one in values) and _by_rows(values[0], shape):
-            node.target, node.args, node.kwargs = ON_ROWS, arguments, {}
+        for function, *values in _on_rows(node, spec):
+            like = [_like(module, one, specs) for one in values[:2] if isinstance(one, fx.Node)]
+            wanted = torch.int64 if function in ("add_ints", "float") else torch.float32
+            if {one.dtype for one in like} == {wanted} and layout(function, like[0], [*like, None][1], spec.shape):
+                node.target, node.args, node.kwargs = ON_ROWS, (function, *values), {}
+                break
 
 
 def _norm_or_lookup(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> bool:
@@ -218,8 +219,9 @@ def _norm_or_lookup(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, T
 
 
 def _is_small(spec: TensorSpec) -> bool:
-    """Whether a value is dense float32 of few elements."""
-    return spec.dtype == "float32" and 0 < math.prod(spec.shape) <= MOST_ELEMENTS and empty_like_spec(spec).is_contiguous()
+    """Whether a value is dense float32 or int64 of few elements in rows."""
+    is_few = spec.dtype in ("float32", "int64") and len(spec.shape) > 0 and 0 < math.prod(spec.shape) <= MOST_ELEMENTS
+    return is_few and empty_like_spec(spec).is_contiguous()
 
 
 def _like(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> torch.Tensor:
@@ -230,30 +232,41 @@ def _like(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype, device="meta")
 
 
-def _by_rows(value: torch.Tensor, shape: Sequence[int]) -> bool:
-    """Whether the elements of a row lie side by side."""
-    found = strides(value, shape)
-    return found is not None and found[1] == 1
-
-
-def _on_rows(node: fx.Node) -> tuple[Any, ...] | None:
-    """The arguments of ``on_rows`` for an op: a function, one or two values, or one and a number."""
+def _on_rows(node: fx.Node, spec: TensorSpec) -> list[tuple[Any, ...]]:
+    """The arguments of ``on_rows`` that give the value of an op: a function, one or two values, or one and a number."""
+    last = -1, len(spec.shape) - 1
     match node:
+        case fx.Node(target=aten.add.Tensor, args=(fx.Node() as x, int() as number), kwargs={**rest}) if (
+            spec.dtype == "int64" and not rest and _is_given(x)
+        ):
+            return [("add_ints", x, None, float(number))]
         case fx.Node(target=target, args=(fx.Node() as x, fx.Node() as y), kwargs={**rest}) if target in OF_TWO and not rest:
-            return OF_TWO[target], x, y
+            swapped = [(OF_TWO[target], y, x)] if target in (aten.add.Tensor, aten.mul.Tensor) else []
+            return [(OF_TWO[target], x, y), *swapped]
         case fx.Node(target=target, args=(fx.Node() as x, int() | float() as number), kwargs={**rest}) if (
             target in OF_TWO and not rest
         ):
-            return OF_TWO[target], x, None, float(number)
+            return [(OF_TWO[target], x, None, float(number))]
         case fx.Node(target=target, args=(fx.Node() as x,), kwargs={**rest}) if target in OF_ONE and not rest:
-            return OF_ONE[target], x
+            return [(OF_ONE[target], x)]
         case fx.Node(target=aten.gelu.default, args=(fx.Node() as x,), kwargs={"approximate": "tanh"}):
-            return "gelu", x
+            return [("gelu", x)]
         case fx.Node(target=aten.pow.Tensor_Scalar, args=(fx.Node() as x, 2 | 3 as power)):
-            return ("mul", x, x) if power == 2 else ("cube", x)
+            return [("mul", x, x) if power == 2 else ("cube", x)]
         case fx.Node(target=aten.mean.dim, args=(fx.Node() as x, [-1], True)):
-            return "mean", x
-    return None
+            return [("mean", x)]
+        case fx.Node(target=aten.cat.default, args=([fx.Node() as x, fx.Node() as y], int() as axis)) if axis in last:
+            return [("cat", x, y)]
+        case fx.Node(target=aten._to_copy.default, args=(fx.Node() as x,), kwargs={"dtype": torch.float32}) if _is_given(x):
+            return [("float", x)]
+    return []
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a value is an input of the stage, or a view of one: other integers are made by a file, and read by the next one."""
+    while node.target in VIEWS:
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
 
 
 def _multiply_read_rows(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS, prepare_on_rows
-from autosplit.backends.instructions import strides, together
+from autosplit.backends.instructions import layout, strides, together
 
 sizes = st.integers(1, 9)
 ONE = {
@@ -22,6 +22,8 @@ ONE = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: x * torch.special.ndtr(x),  # torch's own gives NaN for infinity, and less exact answers
     "mean": lambda x: x.mean(-1, keepdim=True),
+    "cos": torch.cos,
+    "sin": torch.sin,
 }
 TWO = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
@@ -73,6 +75,33 @@ def test_functions_of_two_values_equal_torch(function, shape):
     x, y = torch.randn(3, 2, 7), torch.randn(shape)
     torch.testing.assert_close(ON_ROWS(function, x, y), TWO[function](x, y))
     torch.testing.assert_close(ON_ROWS(function, x, None, 0.3), TWO[function](x, 0.3))
+
+
+def test_cosines_and_sines_of_all_positions_up_to_128k_are_exact_to_a_rounding():
+    """A rotation at a frequency of 1 has the position as its angle; one step of float32 at 1 is 1.2e-7."""
+    angles = torch.cat([torch.arange(1 << 17), torch.rand(1 << 17) * (1 << 17)])
+    for function, exact in (("cos", torch.cos), ("sin", torch.sin)):
+        assert float((ON_ROWS(function, angles) - exact(angles.double())).abs().max()) < 0.6 * 1.2e-7
+
+
+def test_integers_become_floats_and_are_added():
+    ids = torch.arange(12).view(3, 4)[:, :2] << 40
+    assert ON_ROWS("float", ids).equal(ids.float())
+    assert ON_ROWS("add_ints", ids, None, 2.0).equal(ids + 2)
+    assert ON_ROWS("add_ints", ids, ids[:, :1]).equal(ids + ids[:, :1])
+
+
+def test_rows_are_put_side_by_side_and_multiplied_with_columns():
+    x, y = torch.randn(3, 2, 7), torch.randn(3, 2, 9)[:, :, 4:]
+    assert ON_ROWS("cat", x, y).equal(torch.cat([x, y], -1))
+    assert ON_ROWS("cat", x[..., :1], x[..., 3:4]).equal(x[..., [0, 3]])
+    assert ON_ROWS("mul", x[0, 0], y[..., :1]).equal(x[0, 0] * y[..., :1])
+
+
+def test_values_whose_columns_are_one_are_not_read_by_rows():
+    x, y = torch.randn(3, 1), torch.randn(7)
+    assert layout("mul", x, y, (3, 7)) is layout("cat", y.expand(3, 7), x.expand(3, 7), (3, 14)) is None
+    assert layout("mul", y, x, (3, 7)) == (3, 7, 1, 0, 1, 7)
 
 
 def test_values_whose_rows_are_not_equally_far_apart_have_no_strides():
