@@ -129,7 +129,8 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, of N x rotary_dim elements, it rotates q and k first (see ``backends.simplifying``).
+    With ``cos`` and ``sin``, of a row of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``).
+    Queries are then those of the first keys.
     """
 
     q: torch.Tensor
@@ -207,7 +208,7 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
 
     num_slots, num_kv, length, _ = given.state_keys.shape
     count, kept, num_each = len(given.slots), given.kept, given.q.shape[1] // num_kv
-    nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (count, count, given.q.shape[1])
+    nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (len(kept[0]), len(kept[0]), given.q.shape[1])
     call: Callable[..., int] = attend_rows
     return partial(
         call,
@@ -291,7 +292,7 @@ def _chunks(
 def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
     """Queries or keys after their rotation; see ``rows.turn``."""
     assert given.cos is not None and given.sin is not None
-    cos, sin = (one.view(len(given.slots), -1) for one in (given.cos, given.sin))
+    cos, sin = (one.view(len(given.kept[0]), -1)[: rows.shape[2]] for one in (given.cos, given.sin))
     part, rest = rows[..., : cos.shape[1]], rows[..., cos.shape[1] :]
     first, second = part.chunk(2, -1)
     return torch.cat([part * cos + torch.cat([-second, first], -1) * sin, rest], -1)
