@@ -1,7 +1,7 @@
 """Steps that compute the first rows alone where no op reads the others.
 
-The head of a step reads a row for each sequence that it may hold, and they stand first (``generating.sequences``). So of a prompt,
-the last layer needs keys and values of all tokens, and all else of the first rows alone::
+The head of a step reads a row for each sequence that it may hold, and they stand first (``generating.sequences``). So the last
+layer needs keys and values of all tokens of a prompt, and all else of the first rows alone::
 
     hidden [1, 128, size] -- k, v --> attend -- [1, 16, ..] --> product, add, norm, products, add --> head [16, size]
         first 16 rows ----- q -----/
@@ -26,6 +26,9 @@ aten = torch.ops.aten
 Shapes = Mapping[str, Sequence[int]]
 First = Callable[["fx.Node", "Rows", "fx.Node"], fx.Node]
 
+ATTEND = "autosplit::attend"
+"""The operator of attention, whose queries may be those of the first keys; it can rotate both itself."""
+
 SLICE = aten.slice.Tensor
 PRODUCTS: Mapping[Any, int] = {aten.linear.default: 0, aten.addmm.default: 1, aten.mm.default: 0}
 """Products of rows with a matrix, and the place of the rows among their arguments."""
@@ -41,22 +44,21 @@ class Rows(NamedTuple):
     count: int
 
 
-def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collection[str], attend: str) -> bool:
+def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collection[str]) -> bool:
     """Let the ops of a stage compute no rows that nobody reads; whether there were any.
 
     Args:
         module: the stage, which changes in place; its ops keep their names.
         shapes: of all values; an op that reads a value without a shape computes all rows.
         outputs: the values that others read whole.
-        attend: the name of the operator of attention.
     """
     constants = {node.name: weight(module, str(node.target)).shape for node in module.graph.find_nodes(op="get_attr")}
     shapes, needed = {**shapes, **constants}, dict[fx.Node, Rows]()
     for node in reversed(module.graph.nodes):
-        wanted = {_wanted(reader, node, needed.get(reader), shapes, attend) for reader in node.users}
-        if is_op(node) and node.name not in outputs and len(wanted) == 1 and (rows := wanted.pop()) is not None:
-            if _axes(node, rows.axis, shapes, attend) is not None:
-                needed[node] = rows
+        wanted = {_wanted(reader, node, needed.get(reader), shapes) for reader in node.users}
+        rows = wanted.pop() if len(wanted) == 1 and is_op(node) and node.name not in outputs else None
+        if rows is not None and _axes(node, rows.axis, shapes) is not None:
+            needed[node] = rows
     slices: dict[tuple[fx.Node, Rows], fx.Node] = {}
 
     def first(value: fx.Node, rows: Rows, reader: fx.Node) -> fx.Node:
@@ -70,7 +72,7 @@ def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collecti
         return slices[value, rows]
 
     for node, rows in reversed(needed.items()):
-        _shorten(node, rows, _axes(node, rows.axis, shapes, attend) or {}, first, attend)
+        _shorten(node, rows, _axes(node, rows.axis, shapes) or {}, first)
     for node in list(module.graph.nodes):
         if node.target is SLICE and node.args[0] in needed and _sliced(node, shapes) == needed[node.args[0]]:
             node.replace_all_uses_with(node.args[0])
@@ -78,11 +80,11 @@ def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collecti
     return bool(needed)
 
 
-def _wanted(reader: fx.Node, value: fx.Node, needed: Rows | None, shapes: Shapes, attend: str) -> Rows | None:
+def _wanted(reader: fx.Node, value: fx.Node, needed: Rows | None, shapes: Shapes) -> Rows | None:
     """The rows of a value that an op reads to compute those that are needed of it; None for all."""
     if reader.target is SLICE and (rows := _sliced(reader, shapes)) is not None:
         return rows
-    axis = None if needed is None else (_axes(reader, needed.axis, shapes, attend) or {}).get(value)
+    axis = None if needed is None else (_axes(reader, needed.axis, shapes) or {}).get(value)
     return None if needed is None or axis is None else Rows(axis, needed.count)
 
 
@@ -95,7 +97,7 @@ def _sliced(node: fx.Node, shapes: Shapes) -> Rows | None:
     return None
 
 
-def _shorten(node: fx.Node, rows: Rows, axes: Mapping[fx.Node, int], first: First, attend: str) -> None:
+def _shorten(node: fx.Node, rows: Rows, axes: Mapping[fx.Node, int], first: First) -> None:
     """Let an op compute its first rows of those of its operands."""
 
     def operand(value: fx.Node) -> fx.Node:
@@ -106,14 +108,14 @@ def _shorten(node: fx.Node, rows: Rows, axes: Mapping[fx.Node, int], first: Firs
         sizes = list(node.args[1])
         sizes[rows.axis] = rows.count
         node.args = (node.args[0], sizes)
-    elif schema_of(node.target).name == attend:
+    elif schema_of(node.target).name == ATTEND:
         slots, positions = node.args[5:7]
         own = [first(one, Rows(0, rows.count), node) for one in (slots, positions)]
         node.args = (*node.args[:5], *own, *node.args[7:])
         node.kwargs = {**node.kwargs, "kept_slots": slots, "kept_positions": positions}
 
 
-def _axes(node: fx.Node, axis: int, shapes: Shapes, attend: str) -> dict[fx.Node, int] | None:  # noqa: C901 - a case for each op
+def _axes(node: fx.Node, axis: int, shapes: Shapes) -> dict[fx.Node, int] | None:  # noqa: C901 - a case for each op
     """The operands of which the first rows of an op along an axis need first rows only, and along which axis.
 
     None if the op mixes rows, or is not known to keep them apart.
@@ -152,7 +154,7 @@ def _axes(node: fx.Node, axis: int, shapes: Shapes, attend: str) -> dict[fx.Node
             return dict.fromkeys(parts, axis) if axis != joined % len(shape) else None
     if not isinstance(node.target, OpOverload):
         return None
-    if schema_of(node.target).name == attend:
+    if schema_of(node.target).name == ATTEND:
         has_own = arguments_of(node).get("kept_slots") is None
         return {node.args[0]: 2} if axis == 1 and has_own and node.args[0] not in node.args[1:3] else None
     if node.target in OF_ELEMENTS or torch.Tag.pointwise in node.target.tags:

@@ -129,8 +129,8 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, of a row of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``).
-    Queries are then those of the first keys.
+    With ``cos`` and ``sin``, of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``); the
+    queries are those of the first keys.
     """
 
     q: torch.Tensor
@@ -207,8 +207,9 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     from autosplit.generating.rows import attend_rows  # loads numba
 
     num_slots, num_kv, length, _ = given.state_keys.shape
-    count, kept, num_each = len(given.slots), given.kept, given.q.shape[1] // num_kv
-    nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (len(kept[0]), len(kept[0]), given.q.shape[1])
+    kept, num_heads, num_each = given.kept, given.q.shape[1], given.q.shape[1] // num_kv
+    num_kept = len(kept[0])
+    nothing, num_rows = np.empty((max(len(given.slots), num_kept, num_heads), 0), np.float32), (num_kept, num_kept, num_heads)
     call: Callable[..., int] = attend_rows
     return partial(
         call,
