@@ -12,7 +12,7 @@ before it is read whole, its first rows become a slice.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -38,10 +38,10 @@ OF_ELEMENTS = (aten.alias.default, aten.clone.default, aten._to_copy.default)
 
 
 class Rows(NamedTuple):
-    """The first ``count`` places along an axis of a value."""
+    """The first ``num_rows`` places along an axis of a value."""
 
     axis: int
-    count: int
+    num_rows: int
 
 
 def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collection[str]) -> bool:
@@ -67,15 +67,16 @@ def compute_first_rows(module: fx.GraphModule, shapes: Shapes, outputs: Collecti
             return value
         if (value, rows) not in slices:
             with module.graph.inserting_before(reader):
-                slices[value, rows] = module.graph.call_function(SLICE, (value, rows.axis, 0, rows.count))
+                slices[value, rows] = module.graph.call_function(SLICE, (value, rows.axis, 0, rows.num_rows))
             slices[value, rows].meta = dict(value.meta)
         return slices[value, rows]
 
     for node, rows in reversed(needed.items()):
         _shorten(node, rows, _axes(node, rows.axis, shapes) or {}, first)
     for node in list(module.graph.nodes):
-        if node.target is SLICE and node.args[0] in needed and _sliced(node, shapes) == needed[node.args[0]]:
-            node.replace_all_uses_with(node.args[0])
+        source: Any = node.args[0] if node.target is SLICE else None
+        if source in needed and _sliced(node, shapes) == needed[source]:
+            node.replace_all_uses_with(source)
             module.graph.erase_node(node)
     return bool(needed)
 
@@ -85,7 +86,7 @@ def _wanted(reader: fx.Node, value: fx.Node, needed: Rows | None, shapes: Shapes
     if reader.target is SLICE and (rows := _sliced(reader, shapes)) is not None:
         return rows
     axis = None if needed is None else (_axes(reader, needed.axis, shapes) or {}).get(value)
-    return None if needed is None or axis is None else Rows(axis, needed.count)
+    return None if needed is None or axis is None else Rows(axis, needed.num_rows)
 
 
 def _sliced(node: fx.Node, shapes: Shapes) -> Rows | None:
@@ -101,18 +102,18 @@ def _shorten(node: fx.Node, rows: Rows, axes: Mapping[fx.Node, int], first: Firs
     """Let an op compute its first rows of those of its operands."""
 
     def operand(value: fx.Node) -> fx.Node:
-        return first(value, Rows(axes[value], rows.count), node) if value in axes else value
+        return first(value, Rows(axes[value], rows.num_rows), node) if value in axes else value
 
-    node.args, node.kwargs = fx.map_arg(node.args, operand), fx.map_arg(node.kwargs, operand)
+    args: Any = fx.map_arg(node.args, operand)
+    node.args, node.kwargs = args, fx.map_arg(node.kwargs, operand)
     if node.target is aten.view.default:
-        sizes = list(node.args[1])
-        sizes[rows.axis] = rows.count
-        node.args = (node.args[0], sizes)
-    elif schema_of(node.target).name == ATTEND:
-        slots, positions = node.args[5:7]
-        own = [first(one, Rows(0, rows.count), node) for one in (slots, positions)]
-        node.args = (*node.args[:5], *own, *node.args[7:])
-        node.kwargs = {**node.kwargs, "kept_slots": slots, "kept_positions": positions}
+        sizes = list(args[1])
+        sizes[rows.axis] = rows.num_rows
+        node.args = (args[0], sizes)
+    elif isinstance(node.target, OpOverload) and schema_of(node.target).name == ATTEND:
+        own = [first(one, Rows(0, rows.num_rows), node) for one in args[5:7]]
+        node.args = (*args[:5], *own, *args[7:])
+        node.kwargs = {**node.kwargs, "kept_slots": args[5], "kept_positions": args[6]}
 
 
 def _axes(node: fx.Node, axis: int, shapes: Shapes) -> dict[fx.Node, int] | None:  # noqa: C901 - a case for each op
@@ -122,41 +123,41 @@ def _axes(node: fx.Node, axis: int, shapes: Shapes) -> dict[fx.Node, int] | None
     """
     if any(one.name not in shapes for one in (node, *node.all_input_nodes)):
         return None
-    shape = shapes[node.name]
-    match node:
-        case fx.Node(target=target, args=args) if target in PRODUCTS:
+    shape, args = shapes[node.name], cast("tuple[Any, ...]", node.args)
+    match cast(Any, (node.target, *args)):
+        case (target, *_) if target in PRODUCTS:
             last = len(shape) - 1
             rows, others = args[PRODUCTS[target]], [one for one in args if one is not args[PRODUCTS[target]]]
             has_row = target is not aten.addmm.default or len(shapes[args[0].name]) == 1  # for a bias
             return {rows: axis} if axis < last and has_row and len(others) == len(args) - 1 else None
-        case fx.Node(target=aten.layer_norm.default, args=(fx.Node() as x, sizes, *_)):
+        case (aten.layer_norm.default, fx.Node() as x, sizes, *_):
             return {x: axis} if axis < len(shape) - len(sizes) else None
-        case fx.Node(target=aten.mean.dim, args=(fx.Node() as x, [-1], True)):
+        case (aten.mean.dim, fx.Node() as x, [-1], True):
             return {x: axis} if axis < len(shape) - 1 else None
-        case fx.Node(target=aten.view.default, args=(fx.Node() as x, _)):
+        case (aten.view.default, fx.Node() as x, _):
             before, given = math.prod(shape[:axis]), shapes[x.name]
             same = [k for k, size in enumerate(given) if size == shape[axis] and math.prod(given[:k]) == before]
             return {x: same[0]} if same else None
-        case fx.Node(target=aten.transpose.int, args=(fx.Node() as x, int() as one, int() as other)):
+        case (aten.transpose.int, fx.Node() as x, int() as one, int() as other):
             one, other = one % len(shape), other % len(shape)
             return {x: {one: other, other: one}.get(axis, axis)}
-        case fx.Node(target=aten.permute.default, args=(fx.Node() as x, order)):
+        case (aten.permute.default, fx.Node() as x, order):
             return {x: order[axis] % len(shape)}
-        case fx.Node(target=aten.unsqueeze.default, args=(fx.Node() as x, int() as new)):
+        case (aten.unsqueeze.default, fx.Node() as x, int() as new):
             new %= len(shape)
             return None if axis == new else {x: axis - (axis > new)}
-        case fx.Node(target=aten.squeeze.dim, args=(fx.Node() as x, int() as gone)):
+        case (aten.squeeze.dim, fx.Node() as x, int() as gone):
             gone %= len(shapes[x.name])
             return {x: axis + (axis >= gone)} if shapes[x.name][gone] == 1 else None
-        case fx.Node(target=aten.slice.Tensor, args=(fx.Node() as x, int() as cut, *_)):
+        case (aten.slice.Tensor, fx.Node() as x, int() as cut, *_):
             return {x: axis} if axis != cut % len(shape) else None
-        case fx.Node(target=aten.cat.default, args=([*parts], int() as joined)):
+        case (aten.cat.default, [*parts], int() as joined):
             return dict.fromkeys(parts, axis) if axis != joined % len(shape) else None
     if not isinstance(node.target, OpOverload):
         return None
     if schema_of(node.target).name == ATTEND:
         has_own = arguments_of(node).get("kept_slots") is None
-        return {node.args[0]: 2} if axis == 1 and has_own and node.args[0] not in node.args[1:3] else None
+        return {args[0]: 2} if axis == 1 and has_own and args[0] not in args[1:3] else None
     if node.target in OF_ELEMENTS or torch.Tag.pointwise in node.target.tags:
         return _of_elements(node, axis, shapes)
     return None
