@@ -3,7 +3,8 @@
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
 Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
 few rows become ``autosplit::few_rows``, ops between them ``autosplit::on_rows``, and the head of a step with prompts
-``autosplit::read_rows``. Parts of a split and the first rows become views, which cost nothing beside such operators.
+``autosplit::read_rows``. No op computes rows that nobody reads (``firstrows``). Parts of a split and the first rows become views,
+which cost nothing beside such operators.
 """
 
 import math
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS
+from autosplit.backends.firstrows import ATTEND, compute_first_rows
 from autosplit.backends.instructions import layout
 from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
@@ -25,9 +27,6 @@ from autosplit.tracing.operators import defined_in
 from autosplit.tracing.programs import Observer, arguments_of, weight
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
-
-ATTEND = "autosplit::attend"
-"""The operator that can rotate queries and keys itself."""
 
 SAMPLE = "autosplit::sample"
 """The operator that reads the logits of the first tokens of a step, and their slots."""
@@ -99,6 +98,10 @@ def simplified(program: StageProgram) -> StageProgram:
         if is_op(node) and schema_of(node.target).name == ATTEND:
             _rotate_inside(node, shapes)
     module.graph.eliminate_dead_code()
+    if not program.free and compute_first_rows(module, shapes, outputs):
+        module.recompile()
+        specs = specs_of(replace(program, module=module))
+        shapes = {name: spec.shape for name, spec in specs.items()}
     if not program.one_form and _multiply_few_rows(module, specs):
         _work_on_rows(module, specs)
     if not program.free:

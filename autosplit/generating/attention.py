@@ -129,7 +129,8 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, of N x rotary_dim elements, it rotates q and k first (see ``backends.simplifying``).
+    With ``cos`` and ``sin``, of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``); the
+    queries are those of the first keys.
     """
 
     q: torch.Tensor
@@ -212,8 +213,8 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     (num_slots, num_kv, length, dim), value_dim = given.state_keys.shape, given.state_values.shape[3]
     count, num_heads, kept = len(given.slots), given.q.shape[1], given.kept
     num_each = num_heads // num_kv
-    nothing = torch.empty(count, 0)
-    cos, sin = (nothing if one is None else one.view(count, -1) for one in (given.cos, given.sin))
+    nothing = torch.empty(len(kept[0]), 0)
+    cos, sin = (nothing if one is None else one.view(len(kept[0]), -1) for one in (given.cos, given.sin))
     bias = torch.empty(num_heads, 0) if given.bias is None else given.bias
     work = torch.empty(num_slots, dtype=torch.int64), torch.empty(num_each, dim), torch.empty(num_each * length)
     in_rows = [(one, *(4 * stride for stride in one.stride()[1:3])) for one in (given.q, given.k, given.v)]
@@ -296,7 +297,7 @@ def _chunks(
 def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
     """Queries or keys after their rotation; see ``rows.turn``."""
     assert given.cos is not None and given.sin is not None
-    cos, sin = (one.view(len(given.slots), -1) for one in (given.cos, given.sin))
+    cos, sin = (one.view(len(given.kept[0]), -1)[: rows.shape[2]] for one in (given.cos, given.sin))
     part, rest = rows[..., : cos.shape[1]], rows[..., cos.shape[1] :]
     first, second = part.chunk(2, -1)
     return torch.cat([part * cos + torch.cat([-second, first], -1) * sin, rest], -1)
