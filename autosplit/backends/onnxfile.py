@@ -116,7 +116,10 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
 
 
 def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool:
-    """Let the model refer to the weights in the stage's file, unless too many bytes would stay; return whether it does."""
+    """Let the model refer to the weights in the stage's file, unless too many bytes would stay; return whether it does.
+
+    No large weight stays, so that the values of such weights do not count (see ``exportcache``).
+    """
     there = {
         (weight.data_ptr(), weight.dtype, weight.shape): starts[name]
         for name, weight in program.weights.items()
@@ -129,6 +132,8 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
         dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None
         if dense is not None and (key := (dense.data_ptr(), dense.dtype, dense.shape)) in there:
             found.append((value, there[key]))
+        elif dense is not None and _stays_apart(dense):
+            return False
         else:
             left_bytes += value.const_value.nbytes
     if left_bytes > MOST_INSIDE_BYTES:

@@ -96,8 +96,7 @@ def _key(data: mmap.mmap, blob: Blob) -> tuple[int, bytes]:
 
 def _equal(data: mmap.mmap, blob: Blob, known: Sequence[_Known]) -> _Known | None:
     """The first of these that holds the same bytes."""
-    own = _array(data, blob)
-    return next((one for one in known if np.array_equal(own, _array(one.data, one.blob))), None)
+    return next((one for one in known if np.array_equal(_array(data, blob), _array(one.data, one.blob))), None)
 
 
 def _array(data: mmap.mmap, blob: Blob) -> "np.ndarray[Any, Any]":

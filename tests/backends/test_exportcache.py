@@ -61,6 +61,11 @@ def test_layers_of_one_shape_have_one_export_whatever_the_values_of_their_large_
     assert len(exports) == len(list(cache.iterdir())) == num_exports
 
 
+def test_no_file_that_is_kept_holds_a_large_weight(mlp: Traced, whole, tmp_path: Path) -> None:
+    onnxfile.write_onnx(whole(mlp), tmp_path / "stage.onnx", starts={})
+    assert 2 * (tmp_path / "stage.onnx.data").stat().st_size > whole(mlp).weight_bytes > (tmp_path / "stage.onnx").stat().st_size
+
+
 def test_what_is_computed_of_a_large_weight_stays_in_the_file(cache: Path, exports: list[str], tmp_path: Path) -> None:
     """Folded values of one layer would be those of all."""
 

@@ -14,8 +14,7 @@ def test_stages_with_the_same_weights_share_a_file_and_those_in_use_stay():
     with Workspace() as workspace:
         first, second = map(workspace.save, programs)
         assert first != second and (first / WEIGHTS).stat().st_ino == (second / WEIGHTS).stat().st_ino
-        with torch.no_grad():
-            programs[0].weights["weight"].add_(1)
+        programs[0].weights["weight"].detach().add_(1)
         changed = workspace.save(programs[0])
         assert (changed / WEIGHTS).stat().st_ino != (first / WEIGHTS).stat().st_ino
         workspace.keep_files_only([second])
