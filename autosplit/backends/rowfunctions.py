@@ -8,38 +8,14 @@ import numpy as np
 
 from autosplit.jit import floats_at, from_bits, inner, ints_at, summing
 
-
-class Function(IntEnum):
-    """What an instruction computes: of two values, up to ``CAT``; of one, up to ``FLOAT``; and on rows.
-
-    ``GELU`` is the one with tanh, ``CAT`` puts the rows of two values side by side, ``FLOAT`` makes floats of int64.
-    """
-
-    ADD = 0
-    SUB = 1
-    MUL = 2
-    DIV = 3
-    ADD_INTS = 4
-    CAT = 5
-    NEG = 6
-    RELU = 7
-    SQRT = 8
-    RSQRT = 9
-    CUBE = 10
-    SIGMOID = 11
-    SILU = 12
-    TANH = 13
-    GELU = 14
-    GELU_ERF = 15
-    MEAN = 16
-    COS = 17
-    SIN = 18
-    FLOAT = 19
-    NORM = 20
-    LOOKUP = 21
-    PRODUCT = 22
-    PRODUCT_BY_COLUMNS = 23
-
+Function = IntEnum(
+    "Function",
+    "ADD SUB MUL DIV ADD_INTS CAT "
+    "NEG RELU SQRT RSQRT CUBE SIGMOID SILU TANH GELU GELU_ERF MEAN COS SIN FLOAT "
+    "NORM LOOKUP PRODUCT PRODUCT_BY_COLUMNS",
+)
+"""What an instruction computes: of two values, up to ``CAT``, which puts their rows side by side; of one (``GELU`` with tanh,
+``FLOAT`` of int64); and of more, from ``NORM`` on."""
 
 LOG2_E = np.float32(math.log2(math.e))
 LEAST, MOST = np.float32(-126), np.float32(128)
