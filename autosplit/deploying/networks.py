@@ -14,7 +14,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import PlanError, TraceError
 from autosplit.memory.account import Account
-from autosplit.memory.stages import has_one_form
+from autosplit.memory.stages import SHARING, has_one_form
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
@@ -32,9 +32,6 @@ from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, Stage, held_on
 from autosplit.values.samples import FROM_ONNX, Precision
 from autosplit.values.shapes import Shapes
-
-SHARING = ("eager", "onnxruntime")
-"""Backends with one copy of the weights for all variants of a stage. The others pack the weights anew for each."""
 
 
 def place(
@@ -79,7 +76,8 @@ def place(
             )
             for other in others
         ]
-        own_bytes = 0 if program.free or stage.backend in SHARING else len(others) * program.weight_bytes
+        anew = stage.memory is None and not program.free and stage.backend not in SHARING  # counted where a cap is
+        own_bytes = len(others) * program.weight_bytes * anew
         found.append(
             StagePlacement(
                 name=stage.name,

@@ -35,7 +35,10 @@ a byte an Intel Xeon (Cascade Lake) does 7 (80 GFLOP/s at 11 GB/s, measured), an
 256 bits at 3.7 GHz, at 28 GB/s). Packed weights take less of the processor where it is the bound.
 """
 
-BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
+SHARING = ("eager", "onnxruntime")
+"""Backends with one copy of the weights for all programs of a stage. The others pack the weights anew for each."""
+
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
 of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
 programs. Later workers beside the counted bytes (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
@@ -48,9 +51,11 @@ in halves of its layers          7        68/68, 126/124
 cut after 290 ops, after 374     7        91/91, 105/102, 110/111, 76/79
 GPT-2 of 124 M, 12 layers        5        641/629                         617/612
 ==============================  ========  ==============================  ============
+
+Workers on OpenVINO 2026.4 of that Llama: 801/799 whole with 8 programs, 194/198 and 224/220 cut after 230 ops with 6.
 """
 
-OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200}
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000}
 """Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
 
 OF_TORCH = ("aten.", "prims.")
@@ -175,7 +180,8 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     parts = _parts(graph, stage, values) if kind in HOST_KINDS else []
     handed = {value for part in parts for value in (*part.reads, *part.writes)}
     arena_bytes = _arena_bytes(graph, stage, values, handed) * stage.streams
-    table_bytes, product_bytes = _copied_bytes(graph, stage, values)
+    packs_anew = bool(values.others) and stage.backend not in SHARING
+    table_bytes, product_bytes = (0, 0) if packs_anew else _copied_bytes(graph, stage, values)
     if not product_bytes:
         stage = replace(stage, memory=None)
     one_form = has_one_form(stage)
@@ -184,6 +190,7 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     backend_bytes = table_bytes + product_bytes * (not one_form) + min((one.extra_bytes for one in others), default=0)
     if kind in HOST_KINDS:
         backend_bytes += _program_bytes(graph, stage, values, parts)
+        backend_bytes += _packed_bytes(graph, stage, values) if packs_anew else 0
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
@@ -216,13 +223,29 @@ def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> tuple[int,
     tables, products = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}, set[str]()
     for op in ops:
         if some_custom and op.operator in PRODUCTS:
-            made = graph.values[op.outputs[0]]
-            row_bytes = max(1, made.num_bytes // max(1, math.prod(made.shape[:-1])))
-            sizes = (some[made.name] for some in (values.num_bytes, *values.others))
-            forms = {reads_as_stored(op.operator, made.dtype, num_bytes // row_bytes) for num_bytes in sizes}
+            dtype = graph.values[op.outputs[0]].dtype
+            forms = {reads_as_stored(op.operator, dtype, num_rows) for num_rows in _rows_of(graph, op, values)}
             products |= set(op.weights) if len(forms) > 1 else set()
     table_bytes, product_bytes = (sum(graph.weights[name].num_bytes for name in some) for some in (tables, products - tables))
     return table_bytes, product_bytes
+
+
+def _packed_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
+    """Bytes of weights that each program of a stage packs for itself; one with few rows reads those of products as stored."""
+    ops = [graph.ops[graph.index[name]] for name in stage.ops]
+    some_custom, num_packed = any(map(_is_custom, ops)), dict[str, int]()
+    for op in (op for op in ops if op.weights and op.operator != LOOKUP and not _is_custom(op)):
+        dtype, rows = graph.values[op.outputs[0]].dtype, _rows_of(graph, op, values)
+        num = sum(not (some_custom and reads_as_stored(op.operator, dtype, num_rows)) for num_rows in rows)
+        num_packed |= {name: max(num_packed.get(name, 0), num) for name in op.weights}
+    return sum(num * graph.weights[name].num_bytes for name, num in num_packed.items())
+
+
+def _rows_of(graph: Graph, op: Op, values: ValueMemory) -> list[int]:
+    """The rows of an op's first output at each size."""
+    made = graph.values[op.outputs[0]]
+    row_bytes = max(1, made.num_bytes // max(1, math.prod(made.shape[:-1])))
+    return [some[made.name] // row_bytes for some in (values.num_bytes, *values.others)]
 
 
 def _is_custom(op: Op) -> bool:

@@ -9,7 +9,7 @@ from math import inf
 import psutil
 
 from autosplit.backends.checking import model_reference, worst
-from autosplit.deploying.networks import SHARING, deploy
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
 from autosplit.memory.account import Account
@@ -271,8 +271,8 @@ def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[t
 def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, str]:
     """How many variants memory allows on a backend, counted as if each took as much as the largest one; and the limit.
 
-    A variant takes its values, its program and, on a backend that packs the weights for each, the weights. Several programs share
-    the buffers of their backend. Without caps there is a replica of all on each device.
+    A variant takes its values and its program, with the weights on a backend that packs them for each. Several programs share the
+    buffers of their backend. Without caps there is a replica of all on each device.
     """
     largest = family.variants[0]
     values, plan = values_of(largest), _whole(largest, backend, machine)
@@ -284,6 +284,6 @@ def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, 
     free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
     if not capped:
         free = round(MEMORY_SHARE * psutil.virtual_memory().available / len(machine.devices))
-    own_bytes = program_bytes + two.arena_bytes + two.ring_bytes + (0 if backend in SHARING else two.weight_bytes)
+    own_bytes = program_bytes + two.arena_bytes + two.ring_bytes
     most = (free - two.weight_bytes - max(1, len(capped)) * (two.backend_bytes - 2 * program_bytes)) // max(own_bytes, 1)
     return max(1, min(MOST_VARIANTS, most)), f"a variant takes {own_bytes / 1e6:.0f} MB on {backend}"

@@ -85,6 +85,18 @@ def test_a_weight_that_a_product_reads_as_it_is_stored_at_some_sizes_counts_twic
     assert ("weights in one form" in within.shown, key_of(plan, within) != key_of(plan, twice)) == (has_one_form(within),) * 2
 
 
+def test_openvino_packs_the_weights_of_products_for_each_program_with_many_rows() -> None:
+    """One form would have the programs with few rows pack them too."""
+    product, custom, *_ = GRAPH.ops
+    ops = replace(product, operator="aten.linear.default"), replace(custom, operator="mine.custom.default")
+    graph = replace(GRAPH, ops=ops, outputs=("v2",))
+    sizes = [dict.fromkeys(NAMES, rows * 128) for rows in (32, 16, 4, 2)]
+    plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS[:2]), ("cpu:0",), "openvino"),), UNKNOWN)
+    for values, num_packed in ((ValueMemory(sizes[0], others=sizes[1:]), 2), (ValueMemory(sizes[0]), 0)):
+        [stage] = Account(graph, values).fitted(plan, capped(cpu_bytes=250 * MB)).stages
+        assert stage.memory is not None and stage.memory.backend_bytes // (100 * MB) == num_packed and not has_one_form(stage)
+
+
 def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators() -> None:
     """v0 and v2 enter and leave an operator between files, at two sizes; elsewhere values are freed after their last reader."""
     names = ("aten.mm.default", "mine.custom.default", "aten.mm.default", "aten.mm.default", "aten.mm.default", "aten.mm.default")
