@@ -29,6 +29,7 @@ SUMS = range(DONE, QUEUE_NS + 1)
 
 STARTING, WAITING, RUNNING, SENDING, PAUSED = range(5)
 STATES = ("starting", "waiting", "running", "sending", "paused")
+"""A worker is sending only while it waits for a free slot."""
 
 _PLACE, _SUMS = struct.Struct("@3q"), struct.Struct(f"@{len(SUMS)}q")
 _PAST = 1
