@@ -30,9 +30,9 @@ PRODUCTS = ("aten.linear.default", "aten.addmm.default")
 MOST_ROWS = 8
 """Most rows of a product that reads its weight as it is: with fewer, memory bounds it, with more the processor does.
 
-A row takes 2 operations for each weight of 4 bytes, so 8 rows take 4 for each byte, and 16 take 8. In the time in which a core reads
-a byte an Intel Xeon (Cascade Lake) does 7 (80 GFLOP/s at 11 GB/s, measured), and an AMD EPYC (Zen 4) 4 (118 GFLOP/s, two units of
-256 bits at 3.7 GHz, at 28 GB/s). Packed weights take less of the processor where it is the bound.
+A row takes 2 operations for each weight of 4 bytes, so 8 rows take 4 for each byte, and 16 take 8. In the time in which a core
+reads a byte, an Intel Xeon (Cascade Lake) does 7 (80 GFLOP/s at 11 GB/s, measured), and an AMD EPYC (Zen 4) 4 (118 GFLOP/s, two
+units of 256 bits at 3.7 GHz, at 28 GB/s). Packed weights take less of the processor where it is the bound.
 """
 
 SHARING = ("eager", "onnxruntime")
