@@ -129,8 +129,7 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``); the
-    queries are those of the first keys.
+    With ``cos`` and ``sin``, a row for each key, it rotates k and q, of the first keys, first (see ``backends.simplifying``).
     """
 
     q: torch.Tensor
@@ -207,8 +206,7 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     from autosplit.generating.rows import attend_rows  # loads numba
 
     num_slots, num_kv, length, _ = given.state_keys.shape
-    kept, num_heads, num_each = given.kept, given.q.shape[1], given.q.shape[1] // num_kv
-    num_kept = len(kept[0])
+    kept, num_heads, num_kept = given.kept, given.q.shape[1], len(given.kept[0])
     nothing, num_rows = np.empty((max(len(given.slots), num_kept, num_heads), 0), np.float32), (num_kept, num_kept, num_heads)
     call: Callable[..., int] = attend_rows
     return partial(
@@ -223,8 +221,8 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
         ],
         turned[0].numpy(),
         np.empty(num_slots, np.int64),
-        np.empty((num_each, given.q.shape[3]), np.float32),
-        np.empty(num_each * length, np.float32),
+        np.empty((num_heads // num_kv, given.q.shape[3]), np.float32),
+        np.empty(num_heads // num_kv * length, np.float32),
         found.detach().numpy(),
     )
 

@@ -87,8 +87,7 @@ def attend_rows(  # noqa: C901 - one compiled loop
         scale: factor of the scores.
         window: places that a token sees; 0 for all.
         softcap: as for ``KVCache.forward``; 0 for none.
-        cos, sin: float32 ``[M, rotary_dim]``, by which k is rotated, and q by the first N; rotary_dim is 0 where they are as they
-            should be.
+        cos, sin: float32 ``[M, rotary_dim]``, by which k is rotated, and q by the first N; no columns where nothing is.
         bias: as for ``KVCache.forward``; ``[heads, 0]`` for none.
         turned: float32 ``[heads, N, dim]``, becomes q after its rotation.
         counts: int64 ``[slots]``, to work in, as float32 ``queries`` ``[heads of a group, dim]``, a group's of a token, and
