@@ -129,8 +129,7 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, of rotary_dim elements for each key, it rotates q and k first (see ``backends.simplifying``); the
-    queries are those of the first keys.
+    With ``cos`` and ``sin``, a row for each key, it rotates k and q, of the first keys, first (see ``backends.simplifying``).
     """
 
     q: torch.Tensor

@@ -60,8 +60,8 @@ def attend_rows(words: Array) -> int:  # noqa: C901 - one compiled loop
             bytes from one head and from one token to the next.
         state_keys, state_values: addresses of ``[slots, num_kv, length, dim]``.
         slots, positions: addresses of int64 ``[N]``; kept_slots, kept_positions: those of the keys and values, ``[M]``.
-        cos, sin: addresses of float32 ``[M, rotary_dim]``, each with the bytes from one row to the next; k is rotated by them, and
-            q by the first N. rotary_dim is 0 where they are as they should be.
+        cos, sin: addresses of float32 ``[M, rotary_dim]``, each with the bytes from one row to the next; k is rotated by them,
+            and q by the first N. rotary_dim is 0 where they are as they should be.
         bias: address as for ``KVCache.forward``, ``[heads, bias_length]``; bias_length is 0 for none.
         turned: address of float32 ``[heads, N, dim]``, becomes q after its rotation.
         counts, queries, scores: addresses of int64 ``[slots]``, float32 ``[heads of a group, dim]`` and ``[heads of a group *
