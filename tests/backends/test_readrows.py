@@ -13,16 +13,16 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, unsplit
 
-ROWS, VOCABULARY, SIZE, LENGTH = 6, 12, 6, 9
+ROWS, VOCABULARY, SIZE, LENGTH = 10, 12, 6, 9
 
 
 class Head(nn.Module):
-    """The end of a step: logits of its first six tokens, and the choice among them."""
+    """The end of a step: logits of its first tokens, more than read weights as stored, and the choice among them."""
 
     def __init__(self, has_bias: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(SIZE, VOCABULARY, has_bias)
-        self.register_buffer("history", torch.zeros(9, LENGTH, dtype=torch.int64), persistent=False)
+        self.register_buffer("history", torch.zeros(ROWS + 1, LENGTH, dtype=torch.int64), persistent=False)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:
         logits = self.linear(x.sin().index_select(0, torch.arange(ROWS)))
@@ -34,7 +34,7 @@ def step(slots: list[int]) -> list[torch.Tensor]:
     return [torch.randn(len(slots), SIZE), torch.zeros_like(numbers), numbers, torch.zeros(len(slots), 5, dtype=torch.float64)]
 
 
-STEPS = ([5] * 8, [1, 2, 2, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5, 3, 3, 3], [6, 5, 4, 3, 2, 1, 1, 1], [1, 2, *[0] * 6], [0] * 8)
+STEPS = ([5] * 12, [1, 2, 2, *[1] * 9], [1, 2, 3, 4, 5, *[3] * 7], [*range(ROWS, 0, -1), 1, 1], [1, 2, *[0] * 10], [0] * 12)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
@@ -54,7 +54,7 @@ def test_next_tokens_are_those_of_all_rows(name, has_bias, tmp_path):
 
 
 def test_a_row_that_is_not_read_is_not_multiplied():
-    x, weight, slots = torch.randn(ROWS, SIZE), torch.randn(VOCABULARY, SIZE), torch.tensor([3, 1, 3, 1, 1, 1, 1])
+    x, weight, slots = torch.randn(6, SIZE), torch.randn(VOCABULARY, SIZE), torch.tensor([3, 1, 3, 1, 1, 1, 1])
     x[2:] = float("nan")
     found = READ_ROWS(x, weight, slots)
     torch.testing.assert_close(found[:2], x[:2] @ weight.T)
@@ -67,5 +67,5 @@ def test_rows_are_read_up_to_a_slot_that_comes_again(slots, count):
 
 
 def test_a_step_without_prompts_multiplies_all_rows():
-    program = unsplit(trace(load_model(Head(False).eval(), inputs=tuple(step([1, 2, 3, 4, 5, 6])))))
+    program = unsplit(trace(load_model(Head(False).eval(), inputs=tuple(step(list(range(1, ROWS + 1)))))))
     assert all(node.target is not READ_ROWS for node in simplified(program).module.graph.nodes)
