@@ -7,11 +7,13 @@ from torch.nn import functional
 
 from autosplit.backends.simplifying import simplified, specs_of
 from autosplit.generating.attention import KVCache
+from autosplit.memory.stages import MOST_ROWS
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import unsplit
 
-COUNT, READ, HEADS, DIM = 8, 5, 2, 8
+READ, HEADS, DIM = MOST_ROWS + 1, 2, 8  # of more rows than become operators of few rows
+COUNT = 2 * READ
 SIZE = HEADS * DIM
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default)
 
@@ -27,7 +29,7 @@ class Layer(nn.Module):
     def __init__(self, kind: type[nn.Linear]) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o, self.up, self.down = (kind(SIZE, SIZE) for _ in range(6))
-        self.norm, self.cache = nn.LayerNorm(SIZE), KVCache(2, 16, HEADS, DIM)
+        self.norm, self.cache = nn.LayerNorm(SIZE), KVCache(2, COUNT, HEADS, DIM)
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -81,12 +83,13 @@ def rows_of(program) -> list[int]:
 def test_the_last_layer_computes_keys_and_values_of_all_tokens_and_all_else_of_those_that_are_read(kind):
     torch.manual_seed(0)
     order = torch.arange(COUNT)
-    inputs = torch.randn(1, COUNT, SIZE), torch.tensor([1, 2, 1, 1, 1, 2, 2, 0]), torch.where(order < 7, order, 0)
+    mixed = torch.tensor([1, 2, 1, 1, 1, 2, 2] + [2] * (COUNT - 8) + [0])
+    inputs = torch.randn(1, COUNT, SIZE), mixed, torch.where(mixed > 0, order, 0)
     program, found = programs(Decoder(kind), inputs)
     assert rows_of(program) == [COUNT] * 12 + [READ]
     last = [READ, COUNT, COUNT, READ, READ, READ, READ]
     assert rows_of(found) == [COUNT] * 6 + last
-    for slots in (inputs[1], torch.tensor([1, 1, 1, 1, 1, 2, 2, 2])):
+    for slots in (inputs[1], 1 + (order >= READ).long()):
         given = inputs[0], slots, inputs[2]
         for one, other in zip(*(from_empty_caches(some, given) for some in (found, program)), strict=True):
             torch.testing.assert_close(one, other)
@@ -97,7 +100,7 @@ class Mixing(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.first, self.second, self.cache = kind, nn.Linear(4, 4), nn.Linear(4, 4), KVCache(2, 16, 1, 4)
+        self.kind, self.first, self.second, self.cache = kind, nn.Linear(4, 4), nn.Linear(4, 4), KVCache(2, COUNT, 1, 4)
         self.register_buffer("table", torch.randn(COUNT, 4))
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
