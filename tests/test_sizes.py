@@ -11,11 +11,11 @@ def faults(tree: str, lines: dict[str, int], most: dict[str, int]) -> list[str]:
     found = [f"{tree}/{folder} is gone: remove its row" for folder in most if folder not in lines]
     for folder, count in lines.items():
         if folder not in most:
-            found.append(f"{tree}/{folder} has {count} lines and no limit: give it a row, with a sentence on what it brings")
+            found.append(f"{tree}/{folder} has {count} lines and no limit: give it a row, in a commit that says what it brings")
         elif count > most[folder]:
             found.append(
                 f"{tree}/{folder} has {count} lines, {count - most[folder]} above its limit of {most[folder]}: "
-                "remove as many, or raise the limit with a sentence beside it on what the lines bought"
+                "remove as many, or raise the limit in a commit that says what the lines bought"
             )
     return found
 
@@ -33,7 +33,7 @@ def test_no_module_outgrows_its_idea() -> None:
 def test_a_folder_beyond_its_limit_is_named_with_the_way_out() -> None:
     assert faults("autosplit", {"values": 120, "new": 7}, {"values": 100, "old": 100}) == [
         "autosplit/old is gone: remove its row",
-        "autosplit/values has 120 lines, 20 above its limit of 100: remove as many, or raise the limit with a sentence "
-        "beside it on what the lines bought",
-        "autosplit/new has 7 lines and no limit: give it a row, with a sentence on what it brings",
+        "autosplit/values has 120 lines, 20 above its limit of 100: remove as many, or raise the limit in a commit "
+        "that says what the lines bought",
+        "autosplit/new has 7 lines and no limit: give it a row, in a commit that says what it brings",
     ]
