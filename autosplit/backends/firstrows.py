@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.tracing.devicecopies import TO_COPY
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.programs import arguments_of, weight
 
@@ -33,7 +34,7 @@ SLICE = aten.slice.Tensor
 PRODUCTS: Mapping[Any, int] = {aten.linear.default: 0, aten.addmm.default: 1, aten.mm.default: 0}
 """Products of rows with a matrix, and the place of the rows among their arguments."""
 
-OF_ELEMENTS = (aten.alias.default, aten.clone.default, aten._to_copy.default)
+OF_ELEMENTS = (aten.alias.default, aten.clone.default, TO_COPY)
 """Further ops whose elements follow from those at the same places, beside those that torch calls pointwise."""
 
 

@@ -22,6 +22,7 @@ from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.memory.stages import reads_as_stored
+from autosplit.tracing.devicecopies import TO_COPY
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
 from autosplit.tracing.programs import Observer, arguments_of, weight
@@ -260,7 +261,7 @@ def _on_rows(node: fx.Node, spec: TensorSpec) -> list[tuple[Any, ...]]:
             return [("mean", x)]
         case fx.Node(target=aten.cat.default, args=([fx.Node() as x, fx.Node() as y], int() as axis)) if axis in last:
             return [("cat", x, y)]
-        case fx.Node(target=aten._to_copy.default, args=(fx.Node() as x,), kwargs={"dtype": torch.float32}) if _is_given(x):
+        case fx.Node(args=(fx.Node() as x,), kwargs={"dtype": torch.float32}) if node.target is TO_COPY and _is_given(x):
             return [("float", x)]
     return []
 
