@@ -183,9 +183,10 @@ def in_pieces(
         elif linked is None:
             linked = _copied(load(place), piece, inputs, [port.spec for port in open_onnx(place).outputs], memory)
         values |= zip(piece.outputs, linked.outputs, strict=True)
-        steps += (
-            [step._replace(call=watch(step.ops, step.call)) for step in linked.steps] if watch and piece.custom else linked.steps
-        )
+        if watch and piece.custom:  # an instruction that is called alone is written down anew each time
+            steps += [step._replace(call=watch(step.ops, *together([step.call], threads))) for step in linked.steps]
+        else:
+            steps += linked.steps
         memory.free(values[name] for name in values if last.get(name, -1) > number)
     calls = [step.call for step in steps] if watch else together((step.call for step in steps), threads)
 

@@ -1,9 +1,10 @@
 """The time of a step beside its stages: the host's processor time for the answer of a step and the next step of its sequences.
 
-Rings, the choice of the next step and the work for each of its sequences are in it. Where all cores are devices, a device
-computes nothing while the host works there. So all of this time counts, and not only the part for which its stage waits: the
-rest is taken from another stage. It is measured with pipelines on all devices at once, whose one stage only reads memory, for
-as long as the model's step takes: as beside a model, the host's data leave the caches, and its work takes three times as long.
+Rings, the choice of the next step, the work for each of its sequences and the rows of its tokens (``rewriting``) are in it. Where
+all cores are devices, a device computes nothing while the host works there. So all of this time counts, and not only the part for
+which its stage waits: the rest is taken from another stage. It is measured with pipelines on all devices at once, whose one stage
+only reads memory, for as long as the model's step takes: as beside a model, the host's data leave the caches, and its work takes
+three times as long.
 """
 
 import time
@@ -15,6 +16,7 @@ from statistics import median
 import torch
 
 from autosplit.generating.generators import Generator
+from autosplit.generating.rewriting import EMBEDDED
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.steps import TOKENS
 from autosplit.running.modules import PythonFunction
@@ -37,7 +39,7 @@ BLOCK, NUM_BLOCKS = 1 << 18, 64
 _memory: list[torch.Tensor] = []
 
 
-def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:
+def read_memory(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The stage: read memory for as many microseconds of processor time as the first token says, which is the next one, too."""
     until_ns = time.thread_time_ns() + 1000 * int(ids[0])
     if not _memory:
@@ -50,7 +52,7 @@ def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
 
 
 @cache
-def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> float:
+def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int, row_size: int = 0) -> float:
     """The host's seconds of processor time for a step, measured once for these arguments in a process.
 
     Each further sequence of a step adds 1 or 2 hundredths to them, so the steps have one size.
@@ -59,12 +61,14 @@ def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> fl
         cores: devices of one core each, on which stages compute at once.
         num_sequences: the sequences of a step.
         step_us: microseconds of a step of the model.
+        row_size: elements of the row that the host looks up for each token; 0 where it looks up none.
     Raises: WorkerError: a worker died.
     """
-    word = min(step_us, MOST_US)
-    bucket, capacity = Bucket(0, {TOKENS: num_sequences}, 0.0), Capacity(num_sequences, WARM_UP + NUM_STEPS, MOST_US + 1)
+    word, table = min(step_us, MOST_US), torch.ones(1, row_size).expand(MOST_US + 1, row_size) if row_size else None
+    capacity = Capacity(num_sequences, WARM_UP + NUM_STEPS, MOST_US + 1, table=table)
+    bucket = Bucket(0, {TOKENS: num_sequences}, 0.0)
     with ExitStack() as opened:
-        first, *others = [opened.enter_context(_pipeline(core, num_sequences)) for core in cores]
+        first, *others = [opened.enter_context(_pipeline(core, num_sequences, row_size)) for core in cores]
         beside = [(one, [bucket]) for one in others]
         generator = opened.enter_context(Generator(first, [bucket], capacity, num_stages=1, beside=beside))
         at_s = list[float]()
@@ -79,18 +83,19 @@ def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> fl
         return median(rounds_s) / (ROUND * len(cores))
 
 
-def _pipeline(core: str, num_tokens: int) -> Pipeline:
+def _pipeline(core: str, num_tokens: int, row_size: int) -> Pipeline:
     """A pipeline of steps on a core whose stage reads memory."""
-    names = ("ids", "slots", "positions")
+    inputs = [
+        *(TensorSpec(name, (num_tokens,), (1,), "int64") for name in ("ids", "slots", "positions")),
+        TensorSpec("sampling", (num_tokens, 5), (5, 1), "float64"),
+        *([TensorSpec(EMBEDDED, (num_tokens, row_size), (row_size, 1), "float32")] if row_size else []),
+    ]
     stage = StagePlacement(
         "read_memory",
         PythonFunction(f"{__name__}:read_memory", (__name__,)),
-        inputs=(
-            *(TensorSpec(name, (num_tokens,), (1,), "int64") for name in names),
-            TensorSpec("sampling", (num_tokens, 5), (5, 1), "float64"),
-        ),
+        inputs=tuple(inputs),
         outputs=(TensorSpec("tokens", (num_tokens,), (1,), "int64"),),
         devices=(parse_device(core),),
         threads=1,
     )
-    return Pipeline([stage], [*names, "sampling"], ["tokens"])
+    return Pipeline([stage], [spec.name for spec in inputs], ["tokens"])

@@ -13,6 +13,7 @@ from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError
 from autosplit.generating.hostcost import MOST_US, measure_host
+from autosplit.generating.rewriting import EMBEDDED
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.measuring.links import MAX_DEVICES
 from autosplit.progress import progress_shown
@@ -100,7 +101,8 @@ def _host_s(family: StepFamily, machine: Machine, phases: Mapping[int, Profile])
     cores = [f"cpu:{device.cores[0]}" for device in machine.layouts[0].devices if device.cores and device.cores[0] in here]
     most_us = MOST_US if isinf(step_s) else round(1e6 * step_s)
     group = family.sequences.largest_group(num_groups_on(machine))
-    return measure_host(tuple(cores[:MAX_DEVICES]) or (f"cpu:{here[0]}",), group, most_us)
+    row_size = family.at(family.largest).specs[EMBEDDED].shape[-1] if family.table else 0
+    return measure_host(tuple(cores[:MAX_DEVICES]) or (f"cpu:{here[0]}",), group, most_us, row_size)
 
 
 def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced], Profile | None]) -> PhaseProfile | None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.fewrows import FEW_ROWS
-from autosplit.backends.pieces import pieces
+from autosplit.backends.instructions import Instruction
+from autosplit.backends.pieces import in_pieces, pieces
 from autosplit.backends.profiling import probe
 from autosplit.backends.simplifying import simplified
 from autosplit.errors import BackendError
@@ -204,6 +205,10 @@ def test_a_step_of_few_rows_needs_no_file(num_rows, tmp_path, monkeypatch):
     monkeypatch.setattr("autosplit.backends.onnxruntime._open_session", None)
     [made], [expected] = (get_backend(name).load(tmp_path / "stage", 1)(inputs) for name in ("onnxruntime", "eager"))
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    timed = list[object]()
+    [made] = in_pieces(tmp_path / "stage", Path, 1, True, watch=lambda ops, call: timed.append(call) or call)(inputs)
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    assert timed and not any(isinstance(call, Instruction) for call in timed)  # which is written down at each call
 
 
 class WithExperts(nn.Module):

@@ -95,7 +95,7 @@ class Steps(SimpleNamespace):
     """The sizes of a family of steps of two ops, with a value of a byte for each token."""
 
     allowed, shapes, unpaddable = {TOKENS: (1, 2, 9)}, {"ids": {0: TOKENS}}, {}
-    source, largest, sequences = None, {TOKENS: 9}, Sequences(prompt=14, new=10, max_sequences=2, max_length=40)
+    table, source, largest, sequences = "", None, {TOKENS: 9}, Sequences(prompt=14, new=10, max_sequences=2, max_length=40)
 
     def at(self, at):
         return SimpleNamespace(graph=SimpleNamespace(values={"x": SimpleNamespace(num_bytes=at[TOKENS])}), tokens=at[TOKENS])
