@@ -80,7 +80,7 @@ GOALS = (
 )
 """A part, two plans, and the least ratio of their tokens per second."""
 
-TURN_S, LOOK_S = 0.002, 1.0
+TURN_S, LOOK_S = 0.002, 0.2
 """Seconds for which workers on the slow core run, and then stand still, and seconds between two looks for such workers."""
 
 MOST_WEIGHTS = 0.55
