@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which l
 # Torch's threads spin while they wait, which takes the core of the other test process: a trace cost 1.7 times the processor time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # a stage compiles in five sixths of the time
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job, and of every child that gets Ctrl-C here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 
 
