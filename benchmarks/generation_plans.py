@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -88,19 +89,26 @@ MOST_WEIGHTS = 0.55
 
 
 def slow(core: int, parent: int) -> None:
-    """Let the workers of a process that have a core for themselves stand still for half of the time."""
+    """Let the workers of a process that have a core for themselves stand still for half of the time.
+
+    Another thread looks for them: while this one looked, they all ran.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    workers, look_s = list[int](), 0.0
+    workers = list[int]()
+
+    def look() -> None:
+        while True:
+            workers[:] = workers_on(core, parent)
+            time.sleep(LOOK_S)
 
     def tell(number: int) -> None:
-        for pid in workers:
+        for pid in list(workers):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    threading.Thread(target=look, daemon=True).start()
     try:
         while True:
-            if time.monotonic() > look_s:
-                workers, look_s = workers_on(core, parent), time.monotonic() + LOOK_S
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 tell(number)
                 time.sleep(TURN_S)
