@@ -47,6 +47,11 @@ def settle() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    trim()
+
+
+def trim() -> None:
+    """Give the blocks that malloc holds free back to the system."""
     libc: Any = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -15,7 +15,7 @@ import torch
 
 from autosplit.backends.apart import apart
 from autosplit.backends.limiting import check_of
-from autosplit.backends.residents import Resident
+from autosplit.backends.staticio import StaticIO
 from autosplit.devices.accelerators import Accelerator, Queue, is_served
 from autosplit.devices.discovering import packages_of
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -141,7 +141,7 @@ class FileBackend(Backend):
         run, check = self.open(folder, threads, precision, shared, trust), check_of(folder, self.assumed)
         if check is None:
             return run
-        if isinstance(run, Resident):
+        if isinstance(run, StaticIO):
             return run.checked(check)
 
         def checked(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -19,8 +19,8 @@ from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.instructions import together
 from autosplit.backends.onnxfile import open_onnx, whole_folder
-from autosplit.backends.residents import Resident
 from autosplit.backends.simplifying import VIEWS, is_custom, simplified, specs_of
+from autosplit.backends.staticio import StaticIO
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
@@ -194,7 +194,7 @@ def in_pieces(
         for call in calls:
             call()
 
-    return Resident(sources, [values[name] for name in wanted], on_threads(compute, threads), held=values)
+    return StaticIO(sources, [values[name] for name in wanted], on_threads(compute, threads), held=values)
 
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor], memory: Memory) -> Linked | None:

@@ -94,20 +94,17 @@ def main() -> None:
             connection.send(f"{type(failure).__name__}: {failure}")
             os._exit(1)
         _try_to_import(sys.argv[4].split())
+        preloading.trim()  # a worker that gave these 1.4 MB back while it loads would count as smaller
         connection.send("")
         _serve(sock, connection)
     os._exit(0)
 
 
 def _try_to_import(modules: Sequence[str]) -> None:
-    """Import modules that not all workers need; a worker that needs one that fails says why. Then malloc returns what it holds
-    free, 1.4 MB, by which a worker that returns it while it loads would count as smaller."""
+    """Import modules that not all workers need. A worker that needs one that fails says why."""
     for module in modules:
         with contextlib.suppress(Exception):
             preloading.load(module)
-    libc: Any = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def _serve(sock: socket.socket, connection: Connection) -> None:

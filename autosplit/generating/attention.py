@@ -129,7 +129,8 @@ _library.register_fake("autosplit::attend", _attended_shape)
 class _Call(NamedTuple):
     """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
 
-    With ``cos`` and ``sin``, a row for each key, it rotates k and q, of the first keys, first (see ``backends.simplifying``).
+    ``cos`` and ``sin`` have a row for each key. By them it rotates k, and q by their first rows, before it attends (see
+    ``backends.simplifying``).
     """
 
     q: torch.Tensor

@@ -146,9 +146,8 @@ class _Steps:
     def watch(self, seconds: float) -> None:
         """Show a share between this step and the next; ``seconds``: the duration of a call in it, shown where it is unusual."""
         text = f"{self._text}, {seconds:.0f} s so far" if seconds > self._usual_s else self._text
-        self._share = max(
-            self._share, (self._past_s + min(seconds, self._usual_s)) / self._all_s
-        )  # a step may have several calls
+        share = (self._past_s + min(seconds, self._usual_s)) / self._all_s
+        self._share = max(self._share, share)  # a step may have several calls
         self._tell(self._share, text)
 
 

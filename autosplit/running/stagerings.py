@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from autosplit.backends.residents import Resident
+from autosplit.backends.staticio import StaticIO
 from autosplit.running import statusblock
 from autosplit.running.copying import prepared_copy
 from autosplit.running.messages import RingPort, WorkerConfig
@@ -32,11 +32,11 @@ class StageRings:
         self._sources = [(_open(port, control_fd, config.spin_s, sends=False), port.index) for port in config.sources]
         self._sinks = [(_open(port, control_fd, 0.0, sends=True), port.index) for port in config.sinks]
         self._reads, self._writes = cache(self._read_calls), cache(self._write_calls)
-        self._residents: Mapping[int, Resident] = {}
+        self._static: Mapping[int, StaticIO] = {}
 
-    def bind(self, residents: Mapping[int, Resident]) -> None:
+    def bind(self, static: Mapping[int, StaticIO]) -> None:
         """Read and write the memory of the stage at the variants at which it has some."""
-        self._residents = residents
+        self._static = static
 
     def read(self, slots: Sequence[Slot], variant: int) -> None:
         """Copy the inputs of a request into the memory of the stage."""
@@ -78,7 +78,7 @@ class StageRings:
             slot = end.acquire(sequence)
             if flag != DATA:
                 slot.write_text(flag, result)
-            elif variant in self._residents:
+            elif variant in self._static:
                 for copy in self._writes(number - 1, slot, variant):
                     copy()
                 slot.post(variant)
@@ -94,13 +94,13 @@ class StageRings:
     def _read_calls(self, number: int, slot: Slot, variant: int) -> list[Callable[[], object]]:
         """The copies from a slot of a source into the memory of the stage."""
         _, index = self._sources[number]
-        targets = [self._residents[variant].inputs[position] for position in index]
+        targets = [self._static[variant].inputs[position] for position in index]
         return list(map(prepared_copy, slot.layouts[variant], targets, slot.views(variant)))
 
     def _write_calls(self, number: int, slot: Slot, variant: int) -> list[Callable[[], object]]:
         """The copies from the memory of the stage into a slot of a sink."""
         _, index = self._sinks[number]
-        made = [self._residents[variant].outputs[position] for position in index]
+        made = [self._static[variant].outputs[position] for position in index]
         return list(map(prepared_copy, slot.layouts[variant], slot.views(variant), made))
 
     def _acquired(self, ends: Sequence[RingEnd], sequence: int) -> list[Slot]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autosplit.backends.residents import Resident
+from autosplit.backends.staticio import StaticIO
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.calls import START, answer, reply_reason, reply_with
 from autosplit.devices.forking import freed_memory_returned
@@ -104,10 +104,10 @@ class StageWorker:
             if is_new:
                 one.warm_up(run)
         self._runs = [run for _, run, _ in loaded]
-        self._residents = {variant: run for variant, run in enumerate(self._runs) if isinstance(run, Resident)}
-        for variant, resident in self._residents.items():
-            check_outputs(resident.outputs, self._announced(variant))
-        self._rings.bind(self._residents)
+        self._static = {variant: run for variant, run in enumerate(self._runs) if isinstance(run, StaticIO)}
+        for variant, static in self._static.items():
+            check_outputs(static.outputs, self._announced(variant))
+        self._rings.bind(self._static)
         self._num_contexts = len(getattr(self._runs[0], "contexts", (None,)))
         self._lookahead = Lookahead(self._rings, self._runs, self._num_contexts, self._status_block)
         return str(getattr(self._runs[0], "note", ""))
@@ -205,11 +205,11 @@ class StageWorker:
     def _outputs(self, slots: Sequence[Slot]) -> Sequence[torch.Tensor]:
         """Compute the outputs of a request, which fit their slots."""
         variant = slots[0].header[VARIANT]
-        if (resident := self._residents.get(variant)) is None:
+        if (static := self._static.get(variant)) is None:
             return self._checked(slots, self._runs[variant](self._rings.inputs(slots)))
         self._rings.read(slots, variant)
-        resident.compute()
-        return resident.outputs
+        static.compute()
+        return static.outputs
 
     def _checked(self, slots: Sequence[Slot], outputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The outputs. Raises: ValueError: they do not fit their slots."""

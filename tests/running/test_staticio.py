@@ -7,7 +7,7 @@ import pytest
 import torch
 from pipelines import WIDTH, Once, fail_on_7, local, request
 
-from autosplit.backends.residents import Resident
+from autosplit.backends.staticio import StaticIO
 from autosplit.errors import StageError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
@@ -16,7 +16,7 @@ from autosplit.running.stage import StagePlacement
 pytestmark = pytest.mark.timeout(60)
 
 
-class Uncalled(Resident):
+class Uncalled(StaticIO):
     """Memory that nobody copies by calls of torch."""
 
     def __call__(self, given: Any) -> Any:
@@ -29,7 +29,7 @@ class Staying(LocalFunction):
 
     num_inputs: int = 1
 
-    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Resident:
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> StaticIO:
         inputs, output = [torch.empty(WIDTH) for _ in range(self.num_inputs)], torch.empty(WIDTH)
 
         def compute() -> None:

@@ -7,7 +7,7 @@ import torch
 
 
 @dataclass(frozen=True, eq=False)
-class Resident:
+class StaticIO:
     """A Runnable over memory that stays. One who writes ``inputs`` and reads ``outputs`` itself calls ``compute`` alone.
 
     A call with tensors takes calls of torch for each of them, and new memory, while the processor's caches are full of weights.
@@ -24,7 +24,7 @@ class Resident:
     compute: Callable[[], None]
     held: object = None
 
-    def checked(self, check: Callable[[Sequence[torch.Tensor]], None]) -> "Resident":
+    def checked(self, check: Callable[[Sequence[torch.Tensor]], None]) -> "StaticIO":
         """The stage that checks its inputs first. Raises: as ``check``, when it computes."""
 
         def compute() -> None:
