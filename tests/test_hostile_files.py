@@ -50,8 +50,7 @@ from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.reports.runreport import RunReport
 from autosplit.scratch import private_folder, sweep
-from autosplit.searching.journal import open_study
-from autosplit.searching.tuning import space
+from autosplit.searching.tuning import open_study, space
 from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
