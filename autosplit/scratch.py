@@ -46,14 +46,17 @@ def private_folder(parent: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder(parent: Path | None = None, root: str = "scratch") -> Iterator[Path]:
     """Yield a new private folder and remove it at the end; folders that killed processes left are removed first.
 
+    Args:
+        parent: where the root of such folders is; by default where temporary files are.
+        root: its name, for ``private_folder``.
     Raises: UsageError: as ``private_folder``. OSError: the folder cannot be made.
     """
-    parent, owner = Path(tempfile.gettempdir()), os.getpid()
-    sweep()
-    folder = _new_folder(parent)
+    parent, owner = parent or Path(tempfile.gettempdir()), os.getpid()
+    sweep(parent, root)
+    folder = _new_folder(parent, root)
     try:
         with _mark(folder):
             yield folder
@@ -64,12 +67,16 @@ def scratch_folder() -> Iterator[Path]:
                 folder.parent.rmdir()
 
 
-def sweep() -> None:
-    """Remove the folders that killed processes of this user left. Raises: UsageError: as ``private_folder``."""
-    root = private_folder(Path(tempfile.gettempdir()), "scratch")
-    _sweep(root)
+def sweep(parent: Path | None = None, root: str = "scratch") -> Path:
+    """Remove the folders that killed processes of this user left; arguments and errors as for ``scratch_folder``.
+
+    Returns: the root, which is gone if no folder in it is in use.
+    """
+    place = private_folder(parent or Path(tempfile.gettempdir()), root)
+    _sweep(place)
     with contextlib.suppress(OSError):  # a folder is in use
-        root.rmdir()
+        place.rmdir()
+    return place
 
 
 def sweep_at_death() -> IO[bytes]:
@@ -86,10 +93,10 @@ def sweep_at_death() -> IO[bytes]:
     return parent.stdin
 
 
-def _new_folder(parent: Path) -> Path:
+def _new_folder(parent: Path, root: str) -> Path:
     while True:
         with contextlib.suppress(FileNotFoundError):  # a process that ended took the empty root with it
-            return Path(tempfile.mkdtemp(dir=private_folder(parent, "scratch")))
+            return Path(tempfile.mkdtemp(dir=private_folder(parent, root)))
 
 
 @contextlib.contextmanager
