@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -242,7 +242,7 @@ class Measure(Profile):
 class Search(Profile):
     """Plan and search."""
 
-    OBJECTIVES = ("throughput", "latency")  # no field, and so no flag
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("throughput", "latency")
     generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
     traffic: Annotated[
         Path | None,
@@ -356,7 +356,7 @@ class Assumed:
 class Plans(Simulated, Assumed, Search):
     """Answer."""
 
-    OBJECTIVES = ("throughput", "latency", "pareto")
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("throughput", "latency", "pareto")
     more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
     rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
     explain: Annotated[bool, typer.Option("--explain", help="Show the bottleneck, and the gain of each change.")] = False
