@@ -2,21 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from autosplit import api
 from autosplit.arguments import checked
 from autosplit.deploying.footprints import footprints_for
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget
 from autosplit.devices.discovering import Devices, as_machine
-from autosplit.errors import UsageError
+from autosplit.errors import PlanError, ProfileError, UsageError, raise_faults
 from autosplit.generating.steps import StepFamily
-from autosplit.placing import annotating
+from autosplit.placing.moves import homes_of
+from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
-from autosplit.placing.sites import AUTO, SiteText, backends_named
+from autosplit.placing.precisions import require_error
+from autosplit.placing.refusals import fall_back
+from autosplit.placing.rules import broken_rules, choices_of, every_placement, keep_rules, parts_on
+from autosplit.placing.sites import AUTO, Choice, Site, SiteText, backends_named, parse_site, usual_backend
+from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.predicting import bounded
+from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.shapes.profiles import shapes_of
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
-from autosplit.values.constraints import Objective
+from autosplit.values.constraints import Constraints, Objective
+from autosplit.values.graph import check_graph
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -77,19 +87,35 @@ def annotate(
         profile = api.measure(model, known, setup=replace(setup, backends=backends))
     family, plain = (model, model.variants[0]) if isinstance(model, Family) else (None, model)
     traced, timed = (plain.traced, profile or plain.profile) if isinstance(plain, Placed) else (plain, profile)
-    placed = annotating.annotate(
-        traced,
-        patterns,
-        default=default or known.devices[0].name,
-        fallback=fallback,
-        machine=known,
-        priority=priority,
-        profile=timed,
-        objective=objective,
-        planner_s=10.0 if budget.planner_s is None else budget.planner_s,
-        max_error=max_error,
-        account=footprints_for(family or traced, timed, known, setup.workspace).account(traced, timed),
-    )
+    if isinstance(patterns, Plan):
+        placed = _by_plan(traced, patterns, known, timed)
+    else:
+        default = default or known.devices[0].name
+        choices, removed, spare = _by_hand(traced, patterns or {}, default, fallback, known, priority)
+        planned = None
+        if default == AUTO:
+            if timed is None:
+                raise UsageError("default='auto' needs the seconds of the ops; give a profile")
+            pins = {op: choice.site.device for op, choice in choices.items()}
+            wanted, there = Constraints(objective=objective, pins=pins, max_replicas=1), timed.on(known)
+            backends = tuple(dict.fromkeys(setting.backend for setting in there.measured))
+            account = footprints_for(family or traced, timed, known, setup.workspace).account(traced, timed)
+            about = traced.graph, there, traced.source, known, backends, wanted
+            limit_s = TIME_LIMIT_S if budget.planner_s is None else budget.planner_s
+            planned = plan_within_caps(Question(*about, time_limit_s=limit_s, account=account).verify())
+            planned, choices = _by_rules(traced, planned, {**choices_of(planned), **choices}, known, timed)
+            free = next((one.name for one in known.devices if one.max_subgraphs is None and one.min_ops == 1), None)
+            spare = spare or (None if free is None else parse_site(free, known))
+        choices, wrong = keep_rules(traced.graph, {op.name: choices[op.name] for op in traced.graph.ops}, spare, known)
+        raise_faults(UsageError, f"'{traced.graph.name}' cannot be placed", wrong)
+        homes = homes_of(traced.graph, choices)
+        removed += [
+            f"the explicit copy of '{value}' to {chain[-1]}: it is there"
+            for (_, value), chain in traced.copied.items()
+            if value in homes and homes[value] == chain[-1]
+        ]
+        placed = Placed(traced, known, choices, tuple(dict.fromkeys(removed)), timed, planned)
+        placed = placed if max_error is None else require_error(placed, max_error)
     if isinstance(plain, Placed) and placed.same_as(plain):
         placed = plain
     if isinstance(patterns, Plan):
@@ -99,3 +125,89 @@ def annotate(
     else:
         shapes = plain.shapes if isinstance(plain, Placed) else None
     return placed if placed.shapes == shapes else replace(placed, shapes=shapes)
+
+
+def _by_hand(
+    traced: Traced,
+    patterns: Mapping[str, SiteText],
+    default: SiteText,
+    fallback: SiteText | None,
+    machine: Machine,
+    priority: Sequence[str],
+) -> tuple[dict[str, Choice], list[str], Site | None]:
+    """The choices by patterns, explicit copies, default and fallback; the copies that change nothing; and the fallback.
+
+    Raises: UsageError: with every fault.
+    """
+    sites, faults = _named_sites({"default": None if default == AUTO else default, "fallback": fallback}, machine)
+    choices, wrong = by_pattern(traced, patterns, machine, priority)
+    copied, wrong_copies, removed = by_explicit_copies(traced, choices, machine)
+    choices |= copied
+    if "default" in sites:
+        usual = Choice(sites["default"], "default", f"the default, {sites['default']}")
+        choices = {op.name: choices.get(op.name, usual) for op in traced.graph.ops}
+    faults += [*wrong, *wrong_copies]
+    if fallback is None or "fallback" in sites:
+        choices, wrong = fall_back(traced, choices, sites.get("fallback"), machine)
+        faults += wrong
+    raise_faults(UsageError, f"'{traced.graph.name}' cannot be placed", faults)
+    return choices, removed, sites.get("fallback")
+
+
+def _named_sites(texts: Mapping[str, SiteText | None], machine: Machine) -> tuple[dict[str, Site], list[str]]:
+    """The sites of the arguments that are given, by the argument's name, and the faults of the others."""
+    sites: dict[str, Site] = {}
+    faults = []
+    for name, text in texts.items():
+        try:
+            sites |= {} if text is None else {name: parse_site(text, machine)}
+        except UsageError as failure:
+            faults.append(f"{name}: {failure}")
+    return sites, faults
+
+
+def _by_rules(
+    traced: Traced, planned: Plan, choices: Mapping[str, Choice], machine: Machine, profile: Profile
+) -> tuple[Plan, dict[str, Choice]]:
+    """The plan and the choices where accelerators have rules on subgraphs, which the planner does not know.
+
+    If its answer breaks a rule and there are few ops, every placement within the rules is tried. Else the answer stays, and
+    ops fall back afterwards. The planner's bound holds in both cases, because rules only leave placements out.
+    """
+    found = dict(choices)
+    if not any(broken_rules(device, parts_on(traced.graph, found, device)) for device in machine.devices):
+        return planned, found
+    used = {stage.devices[0]: stage.backend for stage in planned.stages}
+    sites = [Site(one.name, used.get(one.name, usual_backend(machine, one.name))) for one in machine.devices]
+    options = {op: sites if choice.kind == "planner" else [choice.site] for op, choice in found.items()}
+    best: tuple[float, Plan, dict[str, Choice]] | None = None
+    for placement in every_placement(traced.graph, found, options, machine):
+        try:
+            plan = Placed(traced, machine, placement, (), profile, planned).plan()
+        except (PlanError, ProfileError):  # an op has no time on its device, or a cap is exceeded
+            continue
+        seconds = plan.prediction.latency_s if planned.objective == "latency" else plan.prediction.bottleneck_s
+        if isfinite(seconds) and (best is None or 0 < seconds < best[0]):
+            best = seconds, plan, placement
+    if best is None:
+        return planned, found
+    seconds, plan, placement = best
+    return bounded(replace(plan, method=f"{planned.method}, every placement within the rules"), seconds), placement
+
+
+def _by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> Placed:
+    """The placed graph of a plan. Raises: PlanError: a plan of another model, or a stage with replicas."""
+    check_graph(plan.graph_hash, traced.graph)
+    faults = [
+        f"stage '{stage.name}' has {len(stage.devices)} replicas, and an op of a placed graph has one device"
+        for stage in plan.stages
+        if len(stage.devices) > 1
+    ]
+    raise_faults(PlanError, "the plan cannot become a placed graph", faults)
+    plan.verify(traced.graph, machine)
+    choices = dict[str, Choice]()
+    for stage, precision in zip(plan.stages, plan.precisions, strict=True):
+        site = Site(stage.devices[0], stage.backend, precision)
+        choices |= dict.fromkeys(stage.ops, Choice(site, "plan", f"stage '{stage.name}' of the plan"))
+    ordered = {op.name: choices[op.name] for op in traced.graph.ops}
+    return Placed(traced, machine, ordered, (), profile)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autosplit.annotation import annotate
 from autosplit.api import Model, trace
@@ -76,11 +77,12 @@ def load(
     """
     path = Path(path)
     file = read_plan(path)
-    family: Family | None = None
     source, sequences, shapes = file.model, file.sequences, file.shapes
     named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
     if shapes is not None:
         raise_faults(PlanError, f"plan '{path}' is wrong", shapes.faults)
+    asked: dict[str, Any] = {"inputs": inputs, "trust": trust, "values": source.values, "trust_backends": source.trusted}
+    family: Family | None = None
     if isinstance(named, Traced):
         if sequences is not None or shapes is not None:
             kind = "for requests of several sizes" if sequences is None else "of a generator"
@@ -89,26 +91,10 @@ def load(
     elif sequences is not None:
         family = trace(named, generate=sequences, trust=trust, trust_backends=source.trusted)
     elif shapes is not None:
-        family = trace(
-            named,
-            inputs=inputs,
-            trust=trust,
-            values=source.values,
-            trust_backends=source.trusted,
-            shapes=None if isinstance(named, str) else shapes.dims,
-            sizes=shapes.sizes,
-        ).only(shapes.variants)
+        dims = None if isinstance(named, str) else shapes.dims
+        family = trace(named, sizes=shapes.sizes, shapes=dims, **asked).only(shapes.variants)
     elif isinstance(named, str):
-        traced = trace(
-            named,
-            inputs=inputs,
-            batch=file.microbatch,
-            seq_len=source.seq_len,
-            trust=trust,
-            weights=weights,
-            values=source.values,
-            trust_backends=source.trusted,
-        )
+        traced = trace(named, batch=file.microbatch, seq_len=source.seq_len, weights=weights, **asked)
     else:
         traced = trace(named, inputs=inputs)
     if family is not None:

@@ -13,11 +13,13 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
 from autosplit.children import python_running
 from autosplit.errors import UsageError
+from autosplit.opening import open_file
 from autosplit.parsing import parse_json
 from autosplit.versions import version_of
 
@@ -46,14 +48,17 @@ def private_folder(parent: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder(parent: Path | None = None, root: str = "scratch") -> Iterator[Path]:
     """Yield a new private folder and remove it at the end; folders that killed processes left are removed first.
 
+    Args:
+        parent: where the root of such folders is; by default where temporary files are.
+        root: its name, for ``private_folder``.
     Raises: UsageError: as ``private_folder``. OSError: the folder cannot be made.
     """
-    parent, owner = Path(tempfile.gettempdir()), os.getpid()
-    sweep()
-    folder = _new_folder(parent)
+    parent, owner = parent or Path(tempfile.gettempdir()), os.getpid()
+    sweep(parent, root)
+    folder = _new_folder(parent, root)
     try:
         with _mark(folder):
             yield folder
@@ -64,12 +69,16 @@ def scratch_folder() -> Iterator[Path]:
                 folder.parent.rmdir()
 
 
-def sweep() -> None:
-    """Remove the folders that killed processes of this user left. Raises: UsageError: as ``private_folder``."""
-    root = private_folder(Path(tempfile.gettempdir()), "scratch")
-    _sweep(root)
+def sweep(parent: Path | None = None, root: str = "scratch") -> Path:
+    """Remove the folders that killed processes of this user left; arguments and errors as for ``scratch_folder``.
+
+    Returns: the root, which is gone if no folder in it is in use.
+    """
+    place = private_folder(parent or Path(tempfile.gettempdir()), root)
+    _sweep(place)
     with contextlib.suppress(OSError):  # a folder is in use
-        root.rmdir()
+        place.rmdir()
+    return place
 
 
 def sweep_at_death() -> IO[bytes]:
@@ -86,10 +95,10 @@ def sweep_at_death() -> IO[bytes]:
     return parent.stdin
 
 
-def _new_folder(parent: Path) -> Path:
+def _new_folder(parent: Path, root: str) -> Path:
     while True:
         with contextlib.suppress(FileNotFoundError):  # a process that ended took the empty root with it
-            return Path(tempfile.mkdtemp(dir=private_folder(parent, "scratch")))
+            return Path(tempfile.mkdtemp(dir=private_folder(parent, root)))
 
 
 @contextlib.contextmanager
@@ -107,32 +116,18 @@ def _mark(folder: Path) -> Iterator[None]:
 
 def _sweep(root: Path) -> None:
     """Remove every folder in ``root`` whose marker is ours and whose process is gone. Follows no link and never blocks."""
-    with contextlib.suppress(OSError), _opened(root, os.O_DIRECTORY) as root_fd, os.scandir(root_fd) as entries:
-        for name in [entry.name for entry in entries]:
-            with (
-                contextlib.suppress(OSError, ValueError),
-                _opened(name, os.O_DIRECTORY, root_fd) as folder_fd,
-                _opened(_MARKER, 0, folder_fd) as marker_fd,
-            ):
-                if _is_ours(marker_fd):
-                    fcntl.flock(marker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(name, ignore_errors=True, dir_fd=root_fd)
+    with contextlib.suppress(FileNotFoundError):  # a process that ended took the empty root with it
+        for folder in root.iterdir():
+            with contextlib.suppress(OSError, ValueError), open_file(folder / _MARKER, root=root) as marker:
+                if _is_ours(marker):
+                    fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _opened(path: Path | str, flags: int, folder_fd: int | None = None) -> Iterator[int]:
-    """Open for reading without following a link and without blocking on a pipe. Raises: OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=folder_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _is_ours(marker_fd: int) -> bool:
+def _is_ours(marker: BufferedIOBase) -> bool:
     """Whether an open file is a marker that autosplit wrote for this user. Raises: OSError, ValueError: it cannot be read."""
-    found = os.fstat(marker_fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _MOST_MARKER_BYTES:
+    found = os.fstat(marker.fileno())
+    if found.st_uid != os.getuid() or found.st_size > _MOST_MARKER_BYTES:
         return False
-    about = parse_json(os.read(marker_fd, _MOST_MARKER_BYTES).decode())
+    about = parse_json(marker.read(_MOST_MARKER_BYTES).decode())
     return isinstance(about, dict) and about.get("made_by") == "autosplit" and about.get("uid") == os.getuid()

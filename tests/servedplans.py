@@ -24,7 +24,7 @@ pytest.importorskip("uvicorn", reason="serving needs the extra: pip install 'aut
 from autosplit.webservice.application import Application
 from autosplit.webservice.limits import ServerLimits
 from autosplit.webservice.repository import Repository
-from autosplit.webservice.server import Address, WebServer
+from autosplit.webservice.server import WebServer
 
 SPEC = "autosplit.examples.mlp:mlp?depth=3&width=16"
 LIMITS = ServerLimits(body_bytes=100_000, body_s=1.0, idle_s=1.0, connections=64, drain_s=5.0)
@@ -79,7 +79,7 @@ class Served:
 def listening(application: Application) -> Iterator[str]:
     """The address of a server that runs in a thread of this process."""
     started = threading.Event()
-    server = WebServer(application, Address(port=0), started.set)
+    server = WebServer(application, started.set, port=0)
     thread = threading.Thread(target=server.serve)
     thread.start()
     started.wait()

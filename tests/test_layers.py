@@ -38,7 +38,7 @@ ABOVE = PLACES[: PLACES.index(TORCH)]
 
 ALLOWED = {
     "ortools": {"cpsat", "memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
-    "optuna": {"searching.tuning", "searching.journal"},
+    "optuna": {"searching.tuning"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
     "multiprocessing": {

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
 from autosplit.commands.configfile import read_config
 from autosplit.commands.pairs import device_lists, pins_of
-from autosplit.errors import UsageError
+from autosplit.errors import UsageError, names
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
@@ -167,11 +167,11 @@ class MeasuredModel(Devices):
 
         if self.backend in (BACKENDS_DEFAULT, "all"):
             return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
-        names = tuple(name.strip() for name in self.backend.split(",") if name.strip())
-        fault = backend_fault(*names) if names else f"--backend names none, the backends are {', '.join(backends())}"
+        named = names("backend", self.backend)
+        fault = backend_fault(*named) if named else f"--backend names none, the backends are {', '.join(backends())}"
         if fault:
             raise UsageError(f"{fault}; give names with commas between, or 'usual' or 'all' alone")
-        return names
+        return named
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
         """How to measure. Raises: UsageError: a backend that does not exist. MissingExtraError: it is not installed."""
@@ -225,7 +225,7 @@ class Profile(MeasuredModel):
     @property
     def trusted(self) -> tuple[str, ...]:
         """The backends that are trusted."""
-        return tuple(name.strip() for name in self.trust_backend.split(",") if name.strip())
+        return names("trust_backend", self.trust_backend)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +242,7 @@ class Measure(Profile):
 class Search(Profile):
     """Plan and search."""
 
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("throughput", "latency")
     generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
     traffic: Annotated[
         Path | None,
@@ -300,15 +301,10 @@ class Search(Profile):
         planner_s = seconds(self.time_limit) if self.is_given("time_limit") else None
         return Budget(search_s=seconds(self.budget), planner_s=planner_s)
 
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The objectives that the command knows."""
-        return "throughput", "latency"
-
     def constraints(self) -> Constraints:
         """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
-        if self.objective not in self.objectives:
-            raise UsageError(f"objective '{self.objective}' is not known; valid: {', '.join(self.objectives)}")
+        if self.objective not in self.OBJECTIVES:
+            raise UsageError(f"objective '{self.objective}' is not known; valid: {', '.join(self.OBJECTIVES)}")
         return Constraints(
             objective="latency" if self.objective == "latency" else "throughput",
             num_stages=self.stages,
@@ -360,6 +356,7 @@ class Assumed:
 class Plans(Simulated, Assumed, Search):
     """Answer."""
 
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("throughput", "latency", "pareto")
     more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
     rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
     explain: Annotated[bool, typer.Option("--explain", help="Show the bottleneck, and the gain of each change.")] = False
@@ -387,8 +384,3 @@ class Plans(Simulated, Assumed, Search):
         """Limits of time for the search; with ``--explain`` the explanation has the planner's time limit."""
         found = super().spending()
         return dataclasses.replace(found, explain_s=seconds(self.time_limit)) if self.explain else found
-
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """The objectives that the command knows."""
-        return "throughput", "latency", "pareto"

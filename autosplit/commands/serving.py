@@ -5,7 +5,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,7 +68,7 @@ def serve(given: Serve) -> None:
     try:
         from autosplit.webservice.application import Application
         from autosplit.webservice.repository import Repository
-        from autosplit.webservice.server import Address, WebServer
+        from autosplit.webservice.server import WebServer
     except ModuleNotFoundError as failure:
         raise MissingExtraError(f"serving needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
     from autosplit.serving.hostmanager import HostManager
@@ -90,8 +90,8 @@ def serve(given: Serve) -> None:
             text = f"serving {', '.join(plans) or 'no model yet'} at {server.url}"
             print(json.dumps(about) if given.json else text, flush=True)
 
-        address = Address(given.host, given.port, given.certificate, given.key)
-        server = WebServer(Application(host, repository, limits, token), address, started)  # a port in use is known at once
+        place: dict[str, Any] = {name: getattr(given, name) for name in ("host", "port", "certificate", "key")}
+        server = WebServer(Application(host, repository, limits, token), started, **place)  # a port in use is known at once
         opened.callback(server.close)
         with bars(err) as progress:
             for number, name in enumerate(plans):

@@ -12,5 +12,4 @@ placed        Placed: the placed graph; text, table, why an op is where it is, a
 precisions    the error of parts in a lower precision against f32
 refusals      ops that their device cannot run fall back
 rules         rules of accelerators: number and size of subgraphs
-annotating    annotate(): patterns, explicit copies, default, fallback, planner, rules
 """

@@ -37,38 +37,31 @@ def homes_of(graph: Graph, choices: Mapping[str, Choice]) -> dict[str, str]:
     return homes | {value: choices[graph.consumers[value][0]].site.device for value in graph.inputs if graph.consumers[value]}
 
 
-def copies_of(graph: Graph, choices: Mapping[str, Choice], machine: Machine) -> tuple[DeviceCopy, ...]:
-    """One copy for each value and each memory other than its home that reads it, in the order of first use."""
-    homes, found = homes_of(graph, choices), dict[tuple[str, str], DeviceCopy]()
+Reads = Mapping[tuple[str, str], str]
+"""(op, value) to the name of the copy that the op reads in its place."""
+
+
+def copies_of(graph: Graph, choices: Mapping[str, Choice], machine: Machine) -> tuple[tuple[DeviceCopy, ...], Reads]:
+    """One copy for each value and each memory other than its home that reads it, in the order of first use; and who reads it."""
+    homes, found, reads = homes_of(graph, choices), dict[tuple[str, str], DeviceCopy](), dict[tuple[str, str], str]()
     taken = {*graph.index, *graph.values}
     for op in graph.ops:
         target = choices[op.name].site.device
         for value in op.inputs:
             key = value, machine[target].memory
-            if key[1] == machine[homes[value]].memory or key in found:
+            if key[1] == machine[homes[value]].memory:
                 continue
-            name = plain = f"{value}_on_{''.join(letter if letter.isalnum() else '_' for letter in key[1])}"
-            while name in taken:
-                name = f"{plain}_{len(taken)}"
-            taken.add(name)
-            found[key] = DeviceCopy(name, value, homes[value], target, graph.values[value].num_bytes)
-    return tuple(found.values())
+            if key not in found:
+                name = plain = f"{value}_on_{''.join(letter if letter.isalnum() else '_' for letter in key[1])}"
+                while name in taken:
+                    name = f"{plain}_{len(taken)}"
+                taken.add(name)
+                found[key] = DeviceCopy(name, value, homes[value], target, graph.values[value].num_bytes)
+            reads[op.name, value] = found[key].name
+    return tuple(found.values()), reads
 
 
-def reads_of(
-    graph: Graph, choices: Mapping[str, Choice], machine: Machine, copies: tuple[DeviceCopy, ...]
-) -> dict[tuple[str, str], str]:
-    """(op, value) to the name under which the op reads the value, for each op that reads a copy."""
-    made = {(copy.value, machine[copy.target].memory): copy.name for copy in copies}
-    return {
-        (op.name, value): made[value, machine[choices[op.name].site.device].memory]
-        for op in graph.ops
-        for value in op.inputs
-        if (value, machine[choices[op.name].site.device].memory) in made
-    }
-
-
-def graph_with(traced: Traced, copies: tuple[DeviceCopy, ...], reads: Mapping[tuple[str, str], str]) -> Graph:
+def graph_with(traced: Traced, copies: tuple[DeviceCopy, ...], reads: Reads) -> Graph:
     """The graph with copies as ops, each directly before its first reader."""
     graph, ops = traced.graph, list[Op]()
     waiting = {copy.name: copy for copy in copies}
@@ -83,7 +76,7 @@ def graph_with(traced: Traced, copies: tuple[DeviceCopy, ...], reads: Mapping[tu
     return replace(graph, ops=tuple(ops), values={**graph.values, **copied}).verify()
 
 
-def program_with(traced: Traced, copies: tuple[DeviceCopy, ...], reads: Mapping[tuple[str, str], str]) -> fx.GraphModule:
+def program_with(traced: Traced, copies: tuple[DeviceCopy, ...], reads: Reads) -> fx.GraphModule:
     """The flat program with copies as nodes of ``autosplit.device_copy``, in the order of ``graph_with``."""
     made, graph = dict[str, fx.Node](), fx.Graph()
     by_name = {copy.name: copy for copy in copies}

@@ -14,7 +14,7 @@ from autosplit.memory.arena import MemoryPlan
 from autosplit.placing.costs import cost_text
 from autosplit.placing.drawing import dot_text, draw
 from autosplit.placing.interpreting import Runner
-from autosplit.placing.moves import DeviceCopy, copies_of, graph_with, homes_of, program_with, reads_of
+from autosplit.placing.moves import DeviceCopy, Reads, copies_of, graph_with, homes_of, program_with
 from autosplit.placing.parts import Part, parts_of
 from autosplit.placing.sites import Choice
 from autosplit.placing.storages import memory_of
@@ -52,15 +52,19 @@ class Placed(tables.Tabular):
     planned: Plan | None = None
     shapes: Shapes | None = None
 
-    @cached_property
+    @property
     def copies(self) -> tuple[DeviceCopy, ...]:
         """The copies between devices, in the order of first use."""
-        return copies_of(self.traced.graph, self.choices, self.machine)
+        return self._copies[0]
+
+    @property
+    def reads(self) -> Reads:
+        """(op, value) to the name of the copy that the op reads in its place."""
+        return self._copies[1]
 
     @cached_property
-    def reads(self) -> Mapping[tuple[str, str], str]:
-        """(op, value) to the name of the copy that the op reads in its place."""
-        return reads_of(self.traced.graph, self.choices, self.machine, self.copies)
+    def _copies(self) -> tuple[tuple[DeviceCopy, ...], Reads]:
+        return copies_of(self.traced.graph, self.choices, self.machine)
 
     @cached_property
     def graph(self) -> Graph:

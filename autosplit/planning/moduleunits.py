@@ -5,7 +5,7 @@ are. So modules whose values meet in a loose op belong together, unless a module
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,69 +54,58 @@ def module_units(graph: Graph) -> tuple[Unit, ...]:
     A module is one unit if a loose op of its ``forward`` mixes inputs of the module with outputs of its parts. Other loose
     ops tie the parts whose values they read. Ops that share a weight are in one unit.
     """
-    return _Units(graph).found()
+    paths = {op.name: path_of(op) for op in graph.ops}
+    every = set(paths.values())
+    split = {path for path in every if any(other != path and is_under(other, path) for other in every)}
+    whole, together, home = _whole_modules(graph, paths, split), UnionFind(), dict[str, str]()
+    for op in graph.ops:
+        path = paths[op.name]
+        tops = [top for top in whole if is_under(path, top)]
+        if tops or path not in split:
+            home[op.name] = min(tops, key=len, default=path)
+        elif homes := [home[source] for source in _sources(graph, op) if source in home]:
+            home[op.name] = homes[0]
+            together.union(*homes)
+    for op in reversed(graph.ops):
+        if op.name not in home:  # it reads no module's values, and goes to the first op that reads its own
+            readers = [reader for value in op.outputs for reader in graph.consumers[value] if reader in home]
+            first = min(readers, key=graph.index.__getitem__, default="")
+            home[op.name] = home[first] if first else next(iter(home.values()), "")
+    first_reader: dict[str, str] = {}
+    for op in graph.ops:
+        for weight in op.weights:
+            together.union(first_reader.setdefault(weight, home[op.name]), home[op.name])
+    units: dict[str, tuple[list[str], list[str]]] = {}
+    for op in graph.ops:
+        modules, ops = units.setdefault(together[home[op.name]], ([], []))
+        ops.append(op.name)
+        if home[op.name] not in modules:
+            modules.append(home[op.name])
+    return tuple(Unit(tuple(modules), tuple(ops)) for modules, ops in units.values())
 
 
-class _Units:
-    """The search for units: ``home`` is the module that names an op; modules that belong together are ``joined``."""
+def _sources(graph: Graph, op: Op) -> list[str]:
+    return [graph.producer[value] for value in op.inputs if value in graph.producer]
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.paths = {op.name: path_of(op) for op in graph.ops}
-        every = set(self.paths.values())
-        self.split = {path for path in every if any(other != path and is_under(other, path) for other in every)}
-        self.home: dict[str, str] = {}
-        self.joined = UnionFind()
 
-    def found(self) -> tuple[Unit, ...]:
-        whole = self._whole_modules()
-        for op in self.graph.ops:
-            path = self.paths[op.name]
-            tops = [top for top in whole if is_under(path, top)]
-            if tops or path not in self.split:
-                self.home[op.name] = min(tops, key=len, default=path)
-                continue
-            homes = [self.home[source] for source in self._sources(op) if source in self.home]
-            if homes:
-                self.home[op.name] = homes[0]
-                self.joined.union(*homes)
-        self._place_floating()
-        readers: dict[str, str] = {}
-        for op in self.graph.ops:
-            for weight in op.weights:
-                self.joined.union(readers.setdefault(weight, self.home[op.name]), self.home[op.name])
-        units: dict[str, tuple[list[str], list[str]]] = {}
-        for op in self.graph.ops:
-            modules, ops = units.setdefault(self.joined[self.home[op.name]], ([], []))
-            ops.append(op.name)
-            if self.home[op.name] not in modules:
-                modules.append(self.home[op.name])
-        return tuple(Unit(tuple(modules), tuple(ops)) for modules, ops in units.values())
+def _whole_modules(graph: Graph, paths: Mapping[str, str], split: Collection[str]) -> set[str]:
+    """The modules, other than the model itself, with a loose op that mixes values from outside and inside.
 
-    def _sources(self, op: Op) -> list[str]:
-        return [self.graph.producer[value] for value in op.inputs if value in self.graph.producer]
-
-    def _whole_modules(self) -> set[str]:
-        """The modules, other than the model itself, with a loose op that mixes values from outside and inside."""
-        whole: set[str] = set()
-        inside: set[str] = {op.name for op in self.graph.ops if self.paths[op.name] not in self.split or op.weights}
-        for op in self.graph.ops:
-            path, sources = self.paths[op.name], self._sources(op)
-            made_here = [source in inside and is_under(self.paths[source], path) for source in sources]
-            if any(made_here):
-                inside.add(op.name)
-            foreign = len(sources) < len(op.inputs) or not all(made_here)
-            if path and path in self.split and any(made_here) and foreign:
-                whole.add(path)
-        return whole
-
-    def _place_floating(self) -> None:
-        """Give ops that read no module's values to the first op that reads theirs, from the back of the graph."""
-        for op in reversed(self.graph.ops):
-            if op.name not in self.home:
-                readers = [reader for value in op.outputs for reader in self.graph.consumers[value] if reader in self.home]
-                first = min(readers, key=self.graph.index.__getitem__, default="")
-                self.home[op.name] = self.home[first] if first else next(iter(self.home.values()), "")
+    Args:
+        paths: op to the module that it is in.
+        split: the modules that have others inside.
+    """
+    whole: set[str] = set()
+    inside: set[str] = {op.name for op in graph.ops if paths[op.name] not in split or op.weights}
+    for op in graph.ops:
+        path, sources = paths[op.name], _sources(graph, op)
+        made_here = [source in inside and is_under(paths[source], path) for source in sources]
+        if any(made_here):
+            inside.add(op.name)
+        foreign = len(sources) < len(op.inputs) or not all(made_here)
+        if path and path in split and any(made_here) and foreign:
+            whole.add(path)
+    return whole
 
 
 def layer_lists(graph: Graph) -> dict[str, int]:

@@ -3,9 +3,10 @@
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 from pathlib import Path
+
+from autosplit.files import hidden_beside
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class KeptFiles:
         gone = [path for path in self._fds if not path.exists()]
         for path in gone:
             _make_private(path.parent)
-            draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            draft = hidden_beside(path)
             shutil.copyfile(f"/proc/self/fd/{self._fds[path]}", draft)
             draft.rename(path)
         if gone:

@@ -2,5 +2,5 @@
 
 ``loop`` is the search from the question to the answer, and ``hunt`` runs its candidates. ``correcting`` puts the seconds that
 workers took into the profile. ``candidates`` holds the question of a search and the plans that it tried. ``tuning`` gives Optuna
-the choices, and ``journal`` keeps its study in a file. ``precisions`` estimates the gain of other precisions on accelerators.
+the choices, and keeps its study in a file. ``precisions`` estimates the gain of other precisions on accelerators.
 """

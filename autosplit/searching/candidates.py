@@ -155,8 +155,7 @@ class Trial:
         asked: the demands of this trial.
         plan: the planner's answer, with the prediction from before the run.
         measured_per_s: items per second; None if it did not run.
-        times_first: how many times as good as the first plan it was; None if it did not run.
-        interval: holds ``times_first`` beyond the noise of the rounds; None where it is exact.
+        interval: how many times as good as the first plan it was, round by round; None if it did not run.
         note: why it did not run, or the fault of its numbers.
         outcome: all measurements.
     """
@@ -164,16 +163,18 @@ class Trial:
     asked: Mapping[str, Any]
     plan: Plan
     measured_per_s: float | None = None
-    times_first: float | None = None
+    interval: Ratio | None = None
     note: str = ""
     outcome: Outcome | None = None
-    interval: Ratio | None = None
+
+    @property
+    def times_first(self) -> float | None:
+        """How many times as good as the first plan it was; None if it did not run."""
+        return None if self.interval is None else self.interval.median
 
     def level_with(self, other: "Trial") -> bool:
-        """Whether rounds do not show that another candidate that ran is better."""
-        most = self.interval.high if self.interval else self.times_first
-        least = other.interval.low if other.interval else other.times_first
-        return (most or 0.0) >= (least or 0.0)
+        """Whether rounds do not show that another candidate is better; both ran."""
+        return self.interval is not None and other.interval is not None and self.interval.high >= other.interval.low
 
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""

@@ -242,7 +242,7 @@ class Hunt:
         self._correct()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
         ratio = outcome.against(beside, self.question.constraints.objective) if outcome.outputs_equal else Ratio(0.0, 0.0, 0.0, 0)
-        trial = Trial(asked, plan, outcome.throughput_per_s, ratio.median, outcome.fault, outcome, ratio)
+        trial = Trial(asked, plan, outcome.throughput_per_s, ratio, outcome.fault, outcome)
         self.trials.append(trial)
         return trial
 

@@ -22,8 +22,8 @@ from autosplit.progress import Progress, quiet
 from autosplit.searching import candidates
 from autosplit.searching.candidates import SearchResult, Subject, asking, explained
 from autosplit.searching.hunt import PLANNING_SHARE, Hunt
-from autosplit.searching.journal import open_study
 from autosplit.searching.precisions import other_precisions, with_precisions
+from autosplit.searching.tuning import open_study
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import kind_of
 

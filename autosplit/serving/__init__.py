@@ -3,8 +3,8 @@
 ::
 
     hostmanager     HostManager: networks are added, run and removed while others run
-    devicemanager   DeviceManager: memory and health of one device
-    limit           Limit: most requests without an answer, and the policy beyond; saturation: replicas on idle devices
+    devicemanager   DeviceManager: memory and health of one device; replicas on idle ones
+    limit           Limit: most requests without an answer, and the policy beyond
     session         Session: a pipeline one step at a time
     chaining        Chain: networks one behind the other
     metrics         counters and gauges for Prometheus

@@ -1,12 +1,13 @@
-"""DeviceManager: the stages that are loaded on a device, its memory and its state."""
+"""DeviceManager: the stages that are loaded on a device, its memory and its state. Idle devices get replicas of a network."""
 
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autosplit.errors import DeviceError
 from autosplit.running.monitor import WorkerHealth
+from autosplit.running.stage import StagePlacement
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
 
@@ -104,3 +105,29 @@ def device_health(manager: DeviceManager, workers: Sequence[WorkerHealth], netwo
         "resident_bytes": sum(worker.resident_bytes for worker in workers),
         "stages": [f"{network}/{stage}" for network, stage in list(manager.loaded)],
     }
+
+
+def saturated(stages: Sequence[StagePlacement], idle: Mapping[Device, int | None]) -> list[StagePlacement]:
+    """The stages with as many replicas of the whole network as fit on idle devices.
+
+    Each replica has, for each device of the network, a device of the same kind with the same number of cores.
+
+    Args:
+        idle: the devices that no network uses, each with the bytes that it can hold; None for no limit.
+    """
+    num_bytes: dict[Device, int] = {}
+    for stage in stages:
+        for device in dict.fromkeys(stage.devices):
+            num_bytes[device] = num_bytes.get(device, 0) + (stage.needs_bytes(device.name) or 0)
+    left = dict(idle)
+    devices = {stage.name: stage.devices for stage in stages}
+    while True:
+        copy: dict[Device, Device] = {}
+        for device, needed in num_bytes.items():
+            alike = [one for one in left if (one.kind, len(one.cores)) == (device.kind, len(device.cores))]
+            fitting = [one for one in alike if (room := left[one]) is None or room >= needed]
+            if not fitting:
+                return [replace(stage, devices=devices[stage.name]) for stage in stages]
+            copy[device] = fitting[0]
+            del left[fitting[0]]
+        devices = {stage.name: (*devices[stage.name], *(copy[one] for one in stage.devices)) for stage in stages}

@@ -20,10 +20,9 @@ from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Replan
 from autosplit.serving.chaining import Chain
-from autosplit.serving.devicemanager import DeviceManager, device_health
+from autosplit.serving.devicemanager import DeviceManager, device_health, saturated
 from autosplit.serving.limit import Limit, Policy
 from autosplit.serving.metrics import HostMetrics
-from autosplit.serving.saturation import saturated
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Process
 from autosplit.values.timeline import Action

@@ -333,11 +333,6 @@ def is_saved(folder: Path) -> bool:
     return (folder / "stage.json").is_file()
 
 
-def saved_key(folder: Path) -> str:
-    """The hash of all that is saved in ``folder`` but for the values of weights. Raises: PlanError: no stage is saved there."""
-    return str(_description(folder)["key"])
-
-
 def saved_weight_bytes(folder: Path) -> int:
     """Bytes of the weights of the stage in ``folder``, without the header and the gaps of its file. Raises: PlanError."""
     try:

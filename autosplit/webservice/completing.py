@@ -1,7 +1,6 @@
 """The routes of OpenAI's completions: a request becomes sequences of a generator, whose tokens travel as they come."""
 
 import asyncio
-import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +23,8 @@ from autosplit.running.request import monotonic_deadline
 from autosplit.webservice.bodies import Bodies
 from autosplit.webservice.completions import (
     Asked,
+    Chat,
+    Completion,
     ParameterError,
     Piece,
     answer,
@@ -63,7 +64,7 @@ class CompletionAnswers:
         Raises: as ``new_generation`` and ``Generator.submit_all``. ParameterError: a text, and no tokenizer. UsageError: the chat
             template refuses the messages.
         """
-        asked, num_each = self._ids(model), self._asked.num_choices
+        asked, num_each = self._ids(model), self._asked.n or 1
         capacity, left_s = self._generator.capacity, max(1e-3, self._end_s - time.monotonic())
         deadline_ns, generations = monotonic_deadline(left_s), list[Generation]()
         for index, prompt in enumerate(prompt for prompt in asked for _ in range(num_each)):
@@ -108,7 +109,7 @@ class CompletionAnswers:
     @property
     def _ends(self) -> Sequence[int]:
         """Tokens with which the model itself ends an answer."""
-        return self._texts.ends if self._texts and self._asked.has_ends else ()
+        return self._texts.ends if self._texts and not self._asked.ignore_eos else ()
 
     def _put(self, index: int, token: int | None) -> None:
         """In any thread: hand a token to the loop, or None after the last one."""
@@ -120,12 +121,13 @@ class CompletionAnswers:
 
     def _ids(self, model: str) -> list[list[int]]:
         asked, texts = self._asked, self._texts
-        if texts is None and (asked.is_chat or asked.stop_texts or any(isinstance(one, str) for one in asked.prompts)):
+        prompts = asked.prompts if isinstance(asked, Completion) else []
+        if texts is None and (asked.is_chat or asked.stop_texts or any(isinstance(one, str) for one in prompts)):
             name = "messages" if asked.is_chat else "stop" if asked.stop_texts else "prompt"
             raise ParameterError(NO_TOKENIZER.format(model), name)
-        if texts is not None and asked.is_chat:
-            return [texts.chat_ids(asked.messages)]
-        return [texts.ids(one) if texts and isinstance(one, str) else list(map(int, one)) for one in asked.prompts]
+        if texts is not None and isinstance(asked, Chat):
+            return [texts.chat_ids([message.model_dump(exclude_none=True) for message in asked.messages])]
+        return [texts.ids(one) if texts and isinstance(one, str) else list(map(int, one)) for one in prompts]
 
 
 class Completions:
@@ -164,11 +166,10 @@ class Completions:
             async with self._bodies.read(request) as body:
                 asked = read_completion(body, is_chat=is_chat)
                 begun_s, model = time.monotonic(), self._model(asked.model)
-                asked = dataclasses.replace(asked, model=model.name)
-                request.scope[MODEL] = model.name
+                request.scope[MODEL] = asked.model = model.name
                 answers = await self._begun(asked, model, begun_s + self._bodies.limits.request_s)
             pieces = self._counted(answers.pieces(), model.name, begun_s)
-            if asked.is_streamed:
+            if asked.stream:
                 return StreamingResponse(
                     _events(asked, answers, pieces),
                     media_type="text/event-stream",
@@ -236,7 +237,7 @@ async def _events(asked: Asked, answers: CompletionAnswers, pieces: AsyncIterato
             num_new += len(piece.token_ids)
             yield _event(chunk(asked, piece, is_first=piece.index not in spoke))
             spoke.add(piece.index)
-        if asked.has_usage:
+        if asked.stream_options is not None and asked.stream_options.include_usage:
             yield _event(usage_chunk(asked, answers.num_prompt, num_new))
         yield "data: [DONE]\n\n"
     except Exception as failure:

@@ -8,10 +8,10 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from starlette.exceptions import HTTPException
 
 from autosplit.errors import UsageError
@@ -89,10 +89,11 @@ class _StreamOptions(_Part):
     include_usage: bool = False
 
 
-class _Body(BaseModel):
-    """The parameters of both calls; None counts as left out."""
+class Asked(_Part):
+    """A request: the parameters of both calls, of which None counts as left out."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
+    is_chat: ClassVar[bool]
 
     model: str | None = None
     max_tokens: _Count | None = None
@@ -107,54 +108,28 @@ class _Body(BaseModel):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = None
-
-
-class _Completion(_Body):
-    prompt: str | list[str] | list[int] | list[list[int]]
-
-
-class _Chat(_Body):
-    messages: Annotated[list[Annotated[_Message, BeforeValidator(_without_none)]], Field(min_length=1)]
-    max_completion_tokens: _Count | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The contents of a request.
-
-    Attributes:
-        model: the name of the model; None for the only one.
-        num_choices: answers to each prompt.
-        prompts: each a text or token ids; none for a chat.
-        messages: of a chat, each with ``role`` and ``content``.
-        max_tokens: new tokens of each answer; None for the default.
-        sampling: further fields of ``Sampling``.
-        stop_ids: tokens that end an answer.
-        has_ends: whether the model's own last tokens end an answer, too.
-        stop_texts: texts that end an answer.
-        is_streamed: whether tokens are sent as they come.
-        has_usage: whether a stream ends with the number of its tokens.
-        id, created_s: of the answer; seconds since 1970.
-    """
-
-    model: str | None
-    num_choices: int
-    prompts: tuple[str | list[int], ...]
-    messages: tuple[Mapping[str, str], ...]
-    max_tokens: int | None
-    sampling: Mapping[str, Any]
-    stop_ids: tuple[int, ...]
-    has_ends: bool
-    stop_texts: tuple[str, ...]
-    is_streamed: bool
-    has_usage: bool
-    id: str
-    created_s: int = field(default_factory=lambda: int(time.time()))
+    _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)
+    _created_s: int = PrivateAttr(default_factory=lambda: int(time.time()))
 
     @property
-    def is_chat(self) -> bool:
-        """Whether it is a conversation."""
-        return bool(self.messages)
+    def most_new(self) -> int | None:
+        """New tokens of each answer; None for the default."""
+        return self.max_tokens
+
+    @property
+    def stops(self) -> list[str | int]:
+        """The texts and tokens that end an answer."""
+        return self.stop if isinstance(self.stop, list) else [] if self.stop is None else [self.stop]
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return tuple(stop for stop in self.stops if isinstance(stop, str))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return tuple(stop for stop in self.stops if isinstance(stop, int))
 
     def sampled(self, num_prompt: int, max_length: int, ends: Sequence[int]) -> Sampling:
         """The sampling of a sequence after so many tokens, those of its prompt as a rule, where sequences of ``max_length`` fit.
@@ -163,12 +138,45 @@ class Asked:
         """
         room = max_length - num_prompt + 1
         most = max(1, room if self.is_chat else min(NUM_NEW, room))
-        num_new = most if self.max_tokens is None else self.max_tokens
+        num_new = most if self.most_new is None else self.most_new
         if num_new > room:  # clients look for this code, or for the first words
             fits = f"and {num_new} new ones are asked for; at most {room} fit." if room > 0 else "so no new one fits."
             message = f"This model's maximum context length is {max_length} tokens. The prompt has {num_prompt}, {fits}"
             raise ParameterError(message, "messages" if self.is_chat else "prompt", "context_length_exceeded")
-        return Sampling(num_new, (*ends, *self.stop_ids), **self.sampling)
+        names = ("top_p", "top_k", "repetition_penalty")
+        return Sampling(
+            num_new,
+            (*ends, *self.stop_ids),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            seed=secrets.randbelow(MAX_SEED) if self.seed is None else self.seed % MAX_SEED,
+            **{name: getattr(self, name) for name in names if getattr(self, name) not in (None, -1)},  # -1: vLLM's top_k of all
+        )
+
+
+class Completion(Asked):
+    """Prompts to go on with."""
+
+    is_chat = False
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Each prompt: a text or token ids."""
+        is_one = isinstance(self.prompt, str) or any(isinstance(one, int) for one in self.prompt)
+        return [self.prompt] if is_one else list(self.prompt)
+
+
+class Chat(Asked):
+    """A conversation to go on with."""
+
+    is_chat = True
+    messages: Annotated[list[Annotated[_Message, BeforeValidator(_without_none)]], Field(min_length=1)]
+    max_completion_tokens: _Count | None = None
+
+    @property
+    def most_new(self) -> int | None:
+        """New tokens of the answer; None for the default."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,39 +196,18 @@ def read_completion(body: bytes | bytearray, *, is_chat: bool) -> Asked:
     except ValueError as failure:
         raise UsageError(f"the request is not JSON: {failure}") from None
     try:
-        found: Any = (_Chat if is_chat else _Completion).model_validate(data)
+        asked: Asked = (Chat if is_chat else Completion).model_validate(data)
     except ValidationError as failure:
         raise _parameter_error(failure) from None
-    extra: Mapping[str, Any] = found.model_extra
-    for name, value in extra.items():
+    for name, value in (asked.model_extra or {}).items():
         if value is not None and not any(value == one and type(value) is type(one) for one in NEUTRAL.get(name, ())):
             message = f"parameter {shown(name)} is not supported with the value {shown(value)}; leave it out"
             raise ParameterError(message, name[:100], "unsupported_parameter")
-    prompts = () if is_chat else found.prompt if _holds(found.prompt, str) or _holds(found.prompt, list) else [found.prompt]
-    if not is_chat and not prompts:
+    if isinstance(asked, Completion) and not asked.prompts:
         raise ParameterError("there is no prompt; give a text or ids of tokens", "prompt")
-    stops = found.stop if isinstance(found.stop, list) else [] if found.stop is None else [found.stop]
-    if "" in stops:
+    if "" in asked.stops:
         raise ParameterError("a text in 'stop' is empty; leave it out", "stop")
-    names = ("top_p", "top_k", "repetition_penalty")
-    return Asked(
-        found.model,
-        found.n or 1,
-        tuple(prompts),
-        tuple(message.model_dump(exclude_none=True) for message in found.messages) if is_chat else (),
-        found.max_completion_tokens if is_chat and found.max_completion_tokens is not None else found.max_tokens,
-        {
-            "temperature": 1.0 if found.temperature is None else found.temperature,
-            "seed": secrets.randbelow(MAX_SEED) if found.seed is None else found.seed % MAX_SEED,
-            **{name: getattr(found, name) for name in names if getattr(found, name) not in (None, -1)},  # -1: vLLM's top_k of all
-        },
-        tuple(stop for stop in stops if isinstance(stop, int)),
-        not found.ignore_eos,
-        tuple(stop for stop in stops if isinstance(stop, str)),
-        bool(found.stream),
-        found.stream_options is not None and found.stream_options.include_usage,
-        f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-    )
+    return asked
 
 
 def answer(asked: Asked, pieces: Sequence[Piece], num_prompt: int) -> dict[str, Any]:
@@ -257,7 +244,8 @@ def error_content(error: HTTPException, failure: BaseException | None = None) ->
 
 def _head(asked: Asked, *, is_chunk: bool) -> dict[str, Any]:
     kind = "chat.completion" + ".chunk" * is_chunk if asked.is_chat else "text_completion"
-    return {"id": asked.id, "object": kind, "created": asked.created_s, "model": asked.model}
+    name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{asked._id}"
+    return {"id": name, "object": kind, "created": asked._created_s, "model": asked.model}
 
 
 def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
@@ -267,11 +255,6 @@ def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
 
 def _usage(num_prompt: int, num_new: int) -> dict[str, int]:
     return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
-
-
-def _holds(prompt: Any, kind: type) -> bool:
-    """Whether a prompt is a list of such values."""
-    return isinstance(prompt, list) and all(isinstance(one, kind) for one in prompt)
 
 
 def _parameter_error(failure: ValidationError) -> ParameterError:

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,6 @@ from starlette.types import ASGIApp
 from autosplit.errors import UsageError
 from autosplit.webservice.application import Application
 from autosplit.webservice.connections import limited_protocol
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens.
-
-    Attributes:
-        host: name or number of a network interface; the loopback interface by default, which other machines do not reach.
-        port: number of the port; 0 for any free one.
-        certificate: file of a TLS certificate, with its chain; None for plain HTTP.
-        key: file of its private key.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    certificate: Path | None = None
-    key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -55,12 +37,24 @@ class WebServer:
 
     Args:
         application: the Starlette application to serve.
-        address: where to listen.
         started: called once requests are taken.
+        host: name or number of a network interface; the loopback interface by default, which other machines do not reach.
+        port: number of the port; 0 for any free one.
+        certificate: file of a TLS certificate, with its chain; None for plain HTTP.
+        key: file of its private key.
     Raises: UsageError: the port is taken, or the certificate cannot be read.
     """
 
-    def __init__(self, application: Application, address: Address, started: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        application: Application,
+        started: Callable[[], None],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
         limits = application.limits
         settings: dict[str, Any] = {
             "http": limited_protocol(limits),
@@ -68,8 +62,8 @@ class WebServer:
             "log_config": None,
             "access_log": False,
             "lifespan": "off",
-            "ssl_certfile": address.certificate,
-            "ssl_keyfile": address.key,
+            "ssl_certfile": certificate,
+            "ssl_keyfile": key,
             "proxy_headers": False,
             "server_header": False,
             "timeout_keep_alive": max(1, round(limits.idle_s)),
@@ -79,17 +73,17 @@ class WebServer:
         try:
             config.load()
         except OSError as failure:
-            raise UsageError(f"the certificate '{address.certificate}' cannot be used: {failure}") from None
+            raise UsageError(f"the certificate '{certificate}' cannot be used: {failure}") from None
         self._socket = socket.socket()
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended lately do not count
-            self._socket.bind((address.host, address.port))
+            self._socket.bind((host, port))
         except (OSError, OverflowError) as failure:
             self._socket.close()
-            place = f"{address.host}:{address.port}"
+            place = f"{host}:{port}"
             raise UsageError(f"cannot listen at {place}: {failure}; choose another --port or --host") from None
-        scheme = "http" if address.certificate is None else "https"
-        self.url = f"{scheme}://{address.host}:{self._socket.getsockname()[1]}"
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
         self._server = _Server(config, application, started)
 
     def serve(self) -> None:

@@ -2,7 +2,7 @@
 
 from itertools import permutations
 
-from autosplit.clusters.devicelinks import links_of
+from autosplit.clusters.hostprofile import links_of
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Machine, parse_device
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from autosplit import annotate, copy_to
 from autosplit.errors import PlanError, StageError, UsageError
-from autosplit.placing import annotating
 from autosplit.placing.placed import Placed
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -66,7 +65,7 @@ def random_model(seed: int) -> Traced:
 
 
 def place(traced: Traced, patterns: object = None, **options: object) -> Placed:
-    return annotating.annotate(traced, patterns, **{"default": "cpu:0", "machine": MACHINE, **options})
+    return annotate(traced, patterns, **{"default": "cpu:0", "machine": MACHINE, **options})
 
 
 def equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool:

@@ -6,10 +6,9 @@ from math import isclose
 
 import pytest
 
-import autosplit
+from autosplit import Budget, annotate
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.stages import count
-from autosplit.placing.annotating import annotate
 from autosplit.placing.costs import costs_of
 from autosplit.placing.placed import Placed
 from autosplit.placing.sites import Choice, Site
@@ -38,7 +37,9 @@ def profile(traced: Traced) -> Profile:
 
 
 def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: Traced, profile: Profile) -> None:
-    placed = annotate(traced, {"linear": "null:1"}, default="auto", machine=MACHINE, profile=profile, planner_s=300)
+    placed = annotate(
+        traced, {"linear": "null:1"}, default="auto", machine=MACHINE, profile=profile, budget=Budget(planner_s=300)
+    )
     assert placed.devices["linear"] == "null:1" and placed.choices["linear"].kind == "pattern"
     assert {choice.kind for choice in placed.choices.values()} == {"pattern", "planner"}
     assert placed.planned is not None and placed.planned.status == "optimal"
@@ -50,7 +51,7 @@ def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: T
     why = placed.why("relu")
     assert "by the planner (optimal, gap 0.0%); it takes 1.00 ms there, and its copies 0.0 us" in why
     assert "; on null:0 1.00 ms, and its copies 400.0 us" in why
-    again = autosplit.annotate(placed, {"linear": "null:1"}, "auto", budget=autosplit.Budget(planner_s=300))
+    again = annotate(placed, {"linear": "null:1"}, "auto", budget=Budget(planner_s=300))
     assert again is placed
 
 
@@ -72,13 +73,13 @@ def test_readers_that_share_a_memory_are_charged_one_copy(traced: Traced, profil
 
 def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, profile: Profile) -> None:
     with pytest.raises(UsageError, match="default='auto' needs the seconds of the ops"):
-        annotate(traced, default="auto", machine=MACHINE)
+        annotate(annotate(traced, machine=MACHINE), {}, default="auto")
     with pytest.raises(InfeasibleError, match="the largest cap is 100 B"):
         annotate(traced, default="auto", machine=MACHINE.with_memory({"null:0": 100, "null:1": 100}), profile=profile)
 
 
 def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile: Profile) -> None:
-    free = annotate(traced, default="auto", machine=MACHINE, profile=profile, planner_s=300)
+    free = annotate(traced, default="auto", machine=MACHINE, profile=profile, budget=Budget(planner_s=300))
 
     def held(placed: Placed) -> dict[str, tuple[int, int]]:
         plan = count(traced.graph, placed.plan(), values_of(traced))
@@ -88,7 +89,7 @@ def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile
     heavy = max(held(free), key=lambda name: sum(held(free)[name]))
     weights, beside = held(free)[heavy]
     machine = MACHINE.with_memory({heavy: weights + beside - 1})
-    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=300)
+    placed = annotate(traced, default="auto", machine=machine, profile=profile, budget=Budget(planner_s=300))
     assert sum(held(placed).get(heavy, (0, 0))) < weights + beside
     within = annotate(traced, default="auto", machine=MACHINE.with_memory({heavy: weights + beside}), profile=profile)
     assert sum(held(within)[heavy]) <= weights + beside
@@ -96,4 +97,4 @@ def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile
     with pytest.raises(
         InfeasibleError, match=r"of weights and .* beside them \(values, rings, backend, process\), and its cap is|no plan fits"
     ):
-        annotate(traced, default="auto", machine=tight, profile=profile, planner_s=300)
+        annotate(traced, default="auto", machine=tight, profile=profile, budget=Budget(planner_s=300))

@@ -12,8 +12,8 @@ import torch
 from fuzzing import examples
 from torch import nn
 
+from autosplit import Budget, annotate
 from autosplit.errors import BackendError, ProfileError, UsageError
-from autosplit.placing.annotating import annotate
 from autosplit.placing.parts import parts_of
 from autosplit.placing.precisions import errors_of
 from autosplit.placing.rules import broken_rules, keep_rules, parts_on
@@ -128,7 +128,7 @@ def test_the_planner_keeps_rules_as_well_as_brute_force(seed: int) -> None:
     slower = {"null:0": 1.0, "null:1": 3.0}  # without rules less than four ops are best there
     seconds = {(op, name): slower[name] * choose.uniform(1e-3, 2e-3) for op in ops for name in NULLS}
     profile = Profile.given(traced.graph, seconds)
-    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=2)
+    placed = annotate(traced, default="auto", machine=machine, profile=profile, budget=Budget(planner_s=2))
     assert not broken_rules(ruled, parts_on(traced.graph, placed.choices, ruled))
     best_s = inf
     for names in product(NULLS, repeat=len(ops)):

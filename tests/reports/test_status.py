@@ -2,10 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from autosplit import cli
 from autosplit.commands import console, watching
 from autosplit.errors import UsageError
 from autosplit.reports import status
-from autosplit.reports.status import Beacon, own_folder, running_hosts
+from autosplit.reports.status import Beacon, running_hosts
 from autosplit.terminal import Terminal
 
 HEALTH = {
@@ -41,12 +41,12 @@ def test_a_host_is_seen_until_it_closes(folder: Path, monkeypatch: pytest.Monkey
     beats = []
     beacon = Beacon(lambda: {**HEALTH, "number": beats.append(None) or len(beats)})
     [path] = folder.iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == folder.stat().st_mode & 0o777 == 0o700
     [found] = running_hosts()
     assert found["pid"] == os.getpid() and found["networks"] == HEALTH["networks"] and found["age_s"] >= 0
     while len(beats) < 20:
         assert running_hosts()[0]["number"] >= found["number"]
-    assert len(list(folder.iterdir())) <= 2
+    assert list(folder.iterdir()) == [path] and len(list(path.iterdir())) <= 3
     beacon.close()
     beacon.close()
     assert running_hosts() == []
@@ -84,14 +84,15 @@ def test_what_a_killed_host_left_is_ignored_and_removed(folder: Path) -> None:
     assert not left.exists() and running_hosts() == []
 
 
-def test_a_file_that_is_being_written_is_left_alone(folder: Path) -> None:
-    fresh, old = own_folder() / ".new-1", own_folder() / ".new-2"
-    fresh.touch()
-    old.touch()
-    os.utime(old, (time.time() - 100,) * 2)
-    assert running_hosts() == [] and fresh.exists() and not old.exists()
-    fresh.unlink()
-    folder.rmdir()
+def test_a_host_whose_folder_was_removed_makes_another_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    beacon = Beacon(lambda: {"name": "first"})
+    [path] = folder.iterdir()
+    shutil.rmtree(path)
+    beacon.write()
+    assert "the status of this host cannot be told" in caplog.text and running_hosts() == []
+    beacon.write()
+    assert [host["name"] for host in running_hosts()] == ["first"]
+    beacon.close()
 
 
 def test_a_folder_that_others_may_enter_is_not_trusted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,9 +27,8 @@ from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
 from autosplit.searching.candidates import SearchResult, Trial, asking, run_order, usual_plans, with_bound
 from autosplit.searching.hunt import BESIDE, FIRST, MAX_TRIALS, NUM_ROUNDS, Hunt
-from autosplit.searching.journal import open_study
 from autosplit.searching.loop import search
-from autosplit.searching.tuning import Study, first_trials, space
+from autosplit.searching.tuning import Study, first_trials, open_study, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
@@ -77,15 +76,20 @@ def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_
     assert asked["num_stages"] == 6 and all(c._contains(c.to_internal_repr(asked[name])) for name, c in choices.items())
 
 
+def exactly(times: float) -> Ratio:
+    """A ratio without noise."""
+    return Ratio(times, times, times, 3)
+
+
 def won(monkeypatch: pytest.MonkeyPatch, about: Question, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
     """The plan for what a trial asks, and the search in which it measures best."""
     best = planned(about, **asked)
 
     def correct(hunt: Hunt, first: Plan, *others: Plan) -> None:
-        hunt.trials.append(Trial({}, first, 1.0, 1.0))
+        hunt.trials.append(Trial({}, first, 1.0, exactly(1.0)))
 
     def tune(hunt: Hunt, study: Study) -> None:
-        hunt.trials.append(Trial(asked, best, 2.0, 2.0))
+        hunt.trials.append(Trial(asked, best, 2.0, exactly(2.0)))
 
     monkeypatch.setattr(Hunt, "correct", correct)
     monkeypatch.setattr(Hunt, "tune", tune)
@@ -165,7 +169,7 @@ def test_a_plan_with_more_parts_is_run_only_if_it_is_ahead_by_more_than_predicti
 @pytest.mark.parametrize(("low", "chosen"), [(0.97, REPLICAS), (1.02, HALVES[0])])
 def test_of_candidates_that_rounds_do_not_tell_apart_the_simpler_one_is_chosen(low: float, chosen: Stage) -> None:
     hunt = Hunt(question(TWO, Constraints(), ("eager",)), TRACED, Any, 60.0, quiet)
-    hunt.trials += [Trial({}, plan(REPLICAS), 1.0, 1.0), Trial({}, plan(*HALVES), 1.05, 1.05, interval=Ratio(1.05, low, 1.1, 3))]
+    hunt.trials += [Trial({}, plan(REPLICAS), 1.0, exactly(1.0)), Trial({}, plan(*HALVES), 1.05, Ratio(1.05, low, 1.1, 3))]
     assert hunt.best().plan.stages[0] == chosen
 
 
@@ -175,7 +179,7 @@ def test_a_candidate_that_its_run_measured_to_break_a_cap_gives_way_to_one_that_
     capped = TWO.with_memory(dict.fromkeys(("cpu:0", "cpu:1"), 10**8))
     about = question(capped, Constraints(), ("eager",), profile=with_footprints(PROFILE, over))
     hunt = Hunt(about, TRACED, Any, 60.0, quiet)
-    hunt.trials += [Trial({}, plan(REPLICAS), 2.0, 2.0), Trial({}, plan(*HALVES), 1.0, 1.0)]
+    hunt.trials += [Trial({}, plan(REPLICAS), 2.0, exactly(2.0)), Trial({}, plan(*HALVES), 1.0, exactly(1.0))]
     assert hunt.best().plan.stages == HALVES
     assert len(with_bound(about, plan(REPLICAS)).stages) == 2
 
@@ -187,7 +191,7 @@ def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer
     def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         ran.append(candidate)
         halves = len(candidate.stages[0].ops) == len(candidate.stages[-1].ops) == 2
-        hunt.trials.append(Trial(asked, candidate, 0.372 if halves else 0.273, 1.36 if halves else 1.0))
+        hunt.trials.append(Trial(asked, candidate, 0.372 if halves else 0.273, exactly(1.36 if halves else 1.0)))
         return hunt.trials[-1]
 
     monkeypatch.setattr(Hunt, "_measure", measure)
@@ -212,7 +216,7 @@ def test_the_best_usual_way_runs_also_where_the_first_candidate_spends_the_budge
     def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         tried.append(names[candidate.hash])
         found_per_s = per_s[tried[-1]]
-        hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / per_s[tried[0]]))
+        hunt.trials.append(Trial(asked, candidate, found_per_s, exactly(found_per_s / per_s[tried[0]])))
         return hunt.trials[-1]
 
     def as_measured(plan: Plan, *_: Any) -> Plan:
@@ -247,7 +251,7 @@ def test_a_mixture_has_to_be_ahead_by_more_than_the_error_between_backends_that_
     def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         tried.append(names[candidate.hash])
         found_per_s = {**measured_per_s, "mixture": 7.0}[tried[-1]]
-        hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / measured_per_s["eager"]))
+        hunt.trials.append(Trial(asked, candidate, found_per_s, exactly(found_per_s / measured_per_s["eager"])))
         return hunt.trials[-1]
 
     monkeypatch.setattr(Hunt, "_measure", measure)
@@ -273,7 +277,7 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
 
     def correct(hunt: Hunt, plan: Plan, *others: Plan) -> None:
         corrected.append(plan)
-        hunt.trials.append(Trial({}, plan, 1.0, 1.0))
+        hunt.trials.append(Trial({}, plan, 1.0, exactly(1.0)))
 
     monkeypatch.setattr(Hunt, "correct", correct)
     monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
@@ -285,7 +289,7 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
 def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
     def correct(hunt: Hunt, first: Plan, *others: Plan) -> None:
         if measured:
-            hunt.trials += [Trial({}, first, 1.0, 1.0), Trial({}, replace(first, queue_depth=9), 2.0, 2.0)]
+            hunt.trials += [Trial({}, first, 1.0, exactly(1.0)), Trial({}, replace(first, queue_depth=9), 2.0, exactly(2.0))]
         raise KeyboardInterrupt
 
     kept: list[SearchResult] = []
@@ -345,7 +349,7 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
 
     monkeypatch.setattr(loop, "LEAST_PLANNING_S", 1.0)
     monkeypatch.setattr(candidates, "plan_within_caps", slow)
-    monkeypatch.setattr(Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
+    monkeypatch.setattr(Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, exactly(1.0))))
     monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
     found = search(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, budget=Budget(budget_s))
     assert found.plan.status == "optimal"
@@ -368,7 +372,7 @@ def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
     hunt = Hunt(question(devices, Constraints(), ("eager",), queue_depth=3), TRACED, Any, 60.0, quiet)
-    hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
+    hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, exactly(1.0)))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
     hunt.tune(open_study(hunt.question, None))
@@ -383,7 +387,7 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
     def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
         """The number of trials of each study in the journal after one more search."""
         hunt = Hunt(question(machine, Constraints(**wanted), backends), TRACED, Any, 60.0, quiet)
-        hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
+        hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, exactly(1.0)))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
         hunt.tune(open_study(hunt.question, path))
@@ -464,7 +468,7 @@ def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_fir
     """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
     hunt = Hunt(question(TWO, Constraints(), ("onnxruntime", "openvino")), TRACED, Any, 60.0, quiet)
     stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
-    hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
+    hunt.trials.append(Trial({}, plan(*stages), 1.0, exactly(1.0)))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
     hunt.tune(open_study(hunt.question, None))
