@@ -1,4 +1,4 @@
-"""Operators on a few rows, compiled: ``few_rows`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
+"""Operators on a few rows, compiled: ``product`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
 
 Memory bounds such a product, because it computes little for each weight. One core of an Intel Xeon (Cascade Lake, AVX-512), on
 which others worked, too, read weights of 1.6 to 98 MB so fast (by columns 1.6 to 9 MB; GB/s of processor time, best of six passes
@@ -32,18 +32,18 @@ Empty = Callable[..., torch.Tensor]
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
 # aten.linear of dense float32, or by columns aten.addmm
-_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None, bool by_columns=False) -> Tensor")
+_operators.define("product(Tensor x, Tensor weight, Tensor? bias=None, bool by_columns=False) -> Tensor")
 # aten.layer_norm over the last axis
 _operators.define("norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 # aten.embedding of int64 ids; an id outside the table raises IndexError
 _operators.define("look_up(Tensor table, Tensor ids) -> Tensor")
 # a function of the elements or rows of x, and of y or a number (``rowfunctions.Function``)
 _operators.define("on_rows(str function, Tensor x, Tensor? y=None, float? number=None) -> Tensor")
-FEW_ROWS, ON_ROWS = torch.ops.autosplit.few_rows.default, torch.ops.autosplit.on_rows.default
+PRODUCT, ON_ROWS = torch.ops.autosplit.product.default, torch.ops.autosplit.on_rows.default
 NORM_ROWS, LOOK_UP = torch.ops.autosplit.norm_rows.default, torch.ops.autosplit.look_up.default
 
 
-def prepare_few_rows(
+def prepare_product(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -90,7 +90,7 @@ def _dtype(function: str, x: torch.Tensor) -> torch.dtype:
 
 
 def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, by_columns: bool = False) -> torch.Tensor:
-    """An empty answer of ``few_rows``."""
+    """An empty answer of ``product``."""
     return x.new_empty(*x.shape[:-1], weight.shape[1 if by_columns else 0])
 
 
@@ -121,7 +121,7 @@ def _at_once(prepare: Callable[..., tuple[torch.Tensor, Instruction]]) -> Callab
 
 
 for _operator, _prepare, _fake in (
-    (FEW_ROWS, prepare_few_rows, _shaped),
+    (PRODUCT, prepare_product, _shaped),
     (ON_ROWS, prepare_on_rows, _shaped_on),
     (NORM_ROWS, prepare_norm_rows, _shaped_norm),
     (LOOK_UP, prepare_look_up, _shaped_rows),
