@@ -30,7 +30,8 @@ from autosplit.values.samples import Precision
 Call = Callable[[], object]
 
 PIECES, SIMPLIFIED = "pieces-{}", "simplified"
-"""Folder of the pieces in a precision, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads 800 modules."""
+"""Folder of the pieces in a precision, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads
+800 modules."""
 
 
 class Piece(NamedTuple):

@@ -2,9 +2,9 @@
 
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
 Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products become
-``autosplit::product``, which reads weights as they are stored, ops between them ``autosplit::on_rows``, and the head of a
-step with prompts ``autosplit::read_rows``. No op computes rows that nobody reads (``firstrows``). Parts of a split and the first rows become views,
-which cost nothing beside such operators.
+``autosplit::product``, which reads weights as they are stored, ops between them ``autosplit::on_rows``, and the head of a step
+with prompts ``autosplit::read_rows``. No op computes rows that nobody reads (``firstrows``). Parts of a split and the first rows
+become views, which cost nothing beside such operators.
 """
 
 import math
@@ -71,7 +71,7 @@ class Rotation(NamedTuple):
 
 
 def simplified(program: StageProgram, as_stored: bool = True) -> StageProgram:
-    """The stage with fewer ops and the same values; products of float32 read weights ``as_stored``, unless it takes every size."""
+    """The stage with fewer ops and the same values. Products read weights ``as_stored``, unless the stage takes every size."""
     nodes = [node for node in program.module.graph.nodes if is_op(node) or is_pick(node)]
     inputs, outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
     module = part_of(program.module, nodes, inputs, outputs, "Stage")
@@ -156,28 +156,16 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
 
 
 def _multiply_as_stored(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> bool:
-    """Let ``product`` compute products of dense rows with a weight as it is stored; whether there are any."""
+    """Let ``product`` compute products of dense rows of float32 with a weight as it is stored; whether there are any."""
     found = False
-    for node in module.graph.nodes:
-        match node:
-            case fx.Node(target=aten.linear.default, args=(fx.Node() as rows, fx.Node() as matrix, *others)):
-                arguments: tuple[Any, ...] = (rows, matrix, *others)
-            case fx.Node(target=aten.addmm.default, args=(fx.Node() as bias, fx.Node() as rows, fx.Node() as matrix)) if (
-                not node.kwargs and bias.op == matrix.op == "get_attr" and weight(module, str(bias.target)).dim() == 1
-            ):
-                arguments = (rows, matrix, bias, True)
-            case _:
-                continue
-        spec = specs[rows.name] if rows.op != "get_attr" else None
-        weights = [one for one in arguments[1:] if isinstance(one, fx.Node)]
-        if (
-            spec is not None
-            and empty_like_spec(spec).is_contiguous()
-            and all(one.op == "get_attr" and weight(module, str(one.target)).is_contiguous() for one in weights)
-            and spec.dtype == "float32"
-            and 0 not in spec.shape
-        ):
-            node.target, node.args, found = PRODUCT, arguments, True
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        rows, *weights = (one for one in node.args if isinstance(one, fx.Node))
+        if rows.op == "get_attr" or any(one.op != "get_attr" for one in weights):
+            continue
+        spec = specs[rows.name]
+        is_dense = all(one.is_contiguous() for one in (empty_like_spec(spec), *(weight(module, str(w.target)) for w in weights)))
+        if is_dense and spec.dtype == "float32" and 0 not in spec.shape:
+            node.target, found = PRODUCT, True
     return found
 
 
