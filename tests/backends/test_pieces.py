@@ -1,6 +1,5 @@
 """A stage with a custom operator runs in pieces, and keeps what the operator keeps."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import load_stage, save_stage, unsplit
+from autosplit.tracing.splitting import save_stage, unsplit
 
 RUNTIMES = ("onnxruntime", "openvino")
 
