@@ -1,20 +1,22 @@
-"""Operators on a few rows, compiled: ``few_rows`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
+"""Operators on rows, compiled: ``product`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
 
-Memory bounds such a product, because it computes little for each weight. One core of an Intel Xeon (Cascade Lake, AVX-512), on
-which others worked, too, read weights of 1.6 to 98 MB so fast (by columns 1.6 to 9 MB; GB/s of processor time, best of six passes
-over 40 to 98 MB):
+One core of an Intel Xeon (Cascade Lake, AVX-512), on which others worked, too, computed products so fast. Memory bounds few rows:
+weights of 1.6 to 98 MB, GB/s of processor time, best of six passes over 40 to 98 MB. The processor bounds many rows: weights of 1
+to 25 MB, GFLOP/s, best of six passes over 40 MB; ONNX Runtime has a packed copy of the weights.
 
-====  ============  ============  ============  ============
-rows  here          by columns    ONNX Runtime  OpenVINO
-====  ============  ============  ============  ============
-1     11.7 to 12.6  10.7 to 12.0  9.2 to 11.3   7.6 to 11.2
-2     11.3 to 12.6  10.5 to 11.7  8.8 to 11.2   7.2 to 10.7
-4     10.6 to 12.1  10.0 to 10.5  8.3 to 10.6   6.8 to 9.9
-8     8.5 to 11.4   7.2 to 8.8    7.0 to 8.2    5.8 to 7.8
-====  ============  ============  ============  ============
+====  ====  ============  ============  ============
+rows  unit  here          ONNX Runtime  OpenVINO
+====  ====  ============  ============  ============
+1     GB/s  11.7 to 12.6  9.2 to 11.3   7.6 to 11.2
+2     GB/s  11.3 to 12.6  8.8 to 11.2   7.2 to 10.7
+4     GB/s  10.6 to 12.1  8.3 to 10.6   6.8 to 9.9
+8     GB/s  8.5 to 11.4   7.0 to 8.2    5.8 to 7.8
+16    GF/s  52 to 62      51 to 61      -
+32    GF/s  68 to 77      72 to 84      -
+128   GF/s  104 to 118    93 to 113     -
+====  ====  ============  ============  ============
 
-With eight rows those of 1,024 or 2,048 elements are the slowest: lines of all rows share a place in the nearest cache. By columns
-ONNX Runtime reads 3,072 features faster, at 7.9, and no others. With 16 rows the processor bounds all of them.
+With eight rows those of 1,024 or 2,048 elements are the slowest: lines of all rows share a place in the nearest cache.
 """
 
 from collections.abc import Callable
@@ -31,28 +33,24 @@ Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
-# aten.linear of dense float32, or by columns aten.addmm
-_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias=None, bool by_columns=False) -> Tensor")
+# aten.linear of dense float32
+_operators.define("product(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
 # aten.layer_norm over the last axis
 _operators.define("norm_rows(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor")
 # aten.embedding of int64 ids; an id outside the table raises IndexError
 _operators.define("look_up(Tensor table, Tensor ids) -> Tensor")
 # a function of the elements or rows of x, and of y or a number (``rowfunctions.Function``)
 _operators.define("on_rows(str function, Tensor x, Tensor? y=None, float? number=None) -> Tensor")
-FEW_ROWS, ON_ROWS = torch.ops.autosplit.few_rows.default, torch.ops.autosplit.on_rows.default
+PRODUCT, ON_ROWS = torch.ops.autosplit.product.default, torch.ops.autosplit.on_rows.default
 NORM_ROWS, LOOK_UP = torch.ops.autosplit.norm_rows.default, torch.ops.autosplit.look_up.default
 
 
-def prepare_few_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    by_columns: bool = False,
-    empty: Empty = torch.empty,
+def prepare_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, empty: Empty = torch.empty
 ) -> tuple[torch.Tensor, Instruction]:
     """The memory of the answer, and a function that computes it from the contents of the arguments at its call."""
-    found = empty((*x.shape[:-1], weight.shape[1 if by_columns else 0]), dtype=x.dtype)
-    return found, product(x, weight.detach(), None if bias is None else bias.detach(), found, by_columns)
+    found = empty((*x.shape[:-1], len(weight)), dtype=x.dtype)
+    return found, product(x, weight.detach(), None if bias is None else bias.detach(), found)
 
 
 def prepare_norm_rows(
@@ -89,9 +87,9 @@ def _dtype(function: str, x: torch.Tensor) -> torch.dtype:
     return torch.float32 if function == "float" else x.dtype
 
 
-def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, by_columns: bool = False) -> torch.Tensor:
-    """An empty answer of ``few_rows``."""
-    return x.new_empty(*x.shape[:-1], weight.shape[1 if by_columns else 0])
+def _shaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """An empty answer of ``product``."""
+    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 def _shaped_on(function: str, x: torch.Tensor, y: torch.Tensor | None = None, number: float | None = None) -> torch.Tensor:
@@ -121,7 +119,7 @@ def _at_once(prepare: Callable[..., tuple[torch.Tensor, Instruction]]) -> Callab
 
 
 for _operator, _prepare, _fake in (
-    (FEW_ROWS, prepare_few_rows, _shaped),
+    (PRODUCT, prepare_product, _shaped),
     (ON_ROWS, prepare_on_rows, _shaped_on),
     (NORM_ROWS, prepare_norm_rows, _shaped_norm),
     (LOOK_UP, prepare_look_up, _shaped_rows),

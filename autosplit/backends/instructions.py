@@ -33,23 +33,12 @@ class Instruction:
         together([self], torch.get_num_threads())[0]()
 
 
-def product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, found: torch.Tensor, by_columns: bool = False
-) -> Instruction:
-    """``found = x @ weight.T + bias`` of dense float32: ``[rows, size]``, ``[features, size]``, ``[features]``.
-
-    ``by_columns``: the weight is ``[size, features]``.
-    """
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, found: torch.Tensor) -> Instruction:
+    """``found = x @ weight.T + bias`` of dense float32: ``[rows, size]``, ``[features, size]``, ``[features]``."""
     rows, size = x.view(-1, x.shape[-1]).shape
-    features = weight.shape[1 if by_columns else 0]
+    features = len(weight)
     tensors = [one for one in (x, weight, found, bias) if one is not None]
-    words = (
-        _code("product_by_columns" if by_columns else "product"),
-        *map(_place, (x, weight, found, bias)),
-        rows,
-        size,
-        features,
-    )
+    words = _code("product"), *map(_place, (x, weight, found, bias)), rows, size, features
     return Instruction((*words, 0, features), tuple(tensors), max(1, weight.nbytes // SHARE_BYTES))
 
 

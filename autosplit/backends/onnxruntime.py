@@ -70,11 +70,11 @@ class OnnxRuntimeBackend(FileBackend):
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the optimised file exists."""
-        return all((place / OPTIMISED).is_dir() for place in piece_folders(folder))
+        return all((place / OPTIMISED).is_dir() for place in piece_folders(folder, precision))
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file and the optimised one of each piece."""
-        for place, piece in write_pieces(program, folder).items():
+        for place, piece in write_pieces(program, folder, precision).items():
             stage = prepare_onnx(piece, place)
             if not (place / OPTIMISED).is_dir():
                 with whole_folder(place / OPTIMISED) as building:
@@ -84,7 +84,7 @@ class OnnxRuntimeBackend(FileBackend):
         """Write the files of a stage in a process apart, and let it use the packed weights of another variant of it."""
         super().prepare(program, folder, precision)
         if first is not None and not any(folder.rglob(f"*.{SHARED}")):
-            share(*([place / OPTIMISED / MODEL for place in piece_folders(one)] for one in (folder, first)))
+            share(*([place / OPTIMISED / MODEL for place in piece_folders(one, precision)] for one in (folder, first)))
 
     def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:
         """Open a session on the optimised file of each piece."""
@@ -95,7 +95,7 @@ class OnnxRuntimeBackend(FileBackend):
         def linked(place: Path, inputs: Sequence[torch.Tensor], memory: Memory) -> Linked | None:
             return linked_session(open_optimised(place), threads, shared, inputs, memory)
 
-        return in_pieces(folder, opened, threads, trust, linked)
+        return in_pieces(folder, opened, threads, precision, trust, linked)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""

@@ -68,7 +68,7 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file of each piece, and compile it once: a crash of the compiler must not be a worker's."""
-        for place, piece in write_pieces(program, folder).items():
+        for place, piece in write_pieces(program, folder, precision).items():
             compiled_model(prepare_onnx(piece, place), settings(1, precision))
         (folder / TRIED.format(precision)).touch()
 
@@ -78,12 +78,12 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
         def opened(place: Path) -> Runnable:
             return request_of(compiled_model(open_onnx(place), settings(threads, precision)))
 
-        return in_pieces(folder, opened, threads, trust)
+        return in_pieces(folder, opened, threads, precision, trust)
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
-        if piece_folders(folder) != [folder]:
+        if piece_folders(folder, precision) != [folder]:
             raise BackendError("a stage with custom operators has no streams: torch runs these, one request at a time")
         stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
         return OpenVinoStreams(compiled_model(stage, settings(threads, precision, streams)), streams)

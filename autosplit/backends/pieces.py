@@ -4,8 +4,8 @@ The ops of a stage become pieces that alternate, as few as their order allows::
 
     ids -> [file 0] -> attend -> [file 2] -> attend -> [file 4] -> tokens
 
-The files lie in folders of their own in the stage's folder, by the number of the piece. Torch runs its pieces from the stage
-itself, so memory that an operator keeps between calls belongs to the stage.
+The files lie in folders of their own in the stage's folder, by the precision and the number of the piece. Torch runs its pieces
+from the stage itself, so memory that an operator keeps between calls belongs to the stage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +25,13 @@ from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
+from autosplit.values.samples import Precision
 
 Call = Callable[[], object]
 
-PIECES, SIMPLIFIED = "pieces", "simplified"
-"""Folder of the pieces, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads 800 modules."""
+PIECES, SIMPLIFIED = "pieces-{}", "simplified"
+"""Folder of the pieces in a precision, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads
+800 modules."""
 
 
 class Piece(NamedTuple):
@@ -84,29 +86,29 @@ def _piece(custom: bool, nodes: Sequence[fx.Node]) -> Piece:
     return Piece(custom, tuple(nodes), tuple(node.name for node in read if node not in inside), tuple(outputs))
 
 
-def write_pieces(program: StageProgram, folder: Path) -> dict[Path, StageProgram]:
+def write_pieces(program: StageProgram, folder: Path, precision: Precision) -> dict[Path, StageProgram]:
     """The programs that a runtime computes, by their folders, which are made: one of pieces, or the stage as it is in its own."""
     if not any(map(is_custom, program.module.graph.nodes)):
         return {folder: program}
-    program = simplified(program)
+    program, place = simplified(program, as_stored=precision == "f32"), folder / PIECES.format(precision)
     found, specs = pieces(program.module.graph), specs_of(program)
     programs = {}
     for number, piece in enumerate(found):
         if not piece.custom:
             inputs, outputs = (tuple(specs[name] for name in names) for names in (piece.inputs, piece.outputs))
             programs[str(number)] = StageProgram(f"{program.name}-{number}", _module(program, piece), inputs, outputs)
-    if not (folder / PIECES).is_dir():
-        with whole_folder(folder / PIECES) as building:
+    if not place.is_dir():
+        with whole_folder(place) as building:
             for name, one in {SIMPLIFIED: program, **programs}.items():
                 save_stage(one, building / name, folder)
-    return {folder / PIECES / name: one for name, one in programs.items()}
+    return {place / name: one for name, one in programs.items()}
 
 
-def piece_folders(folder: Path) -> list[Path]:
+def piece_folders(folder: Path, precision: Precision) -> list[Path]:
     """The folders of ``write_pieces``."""
-    if not (folder / PIECES).is_dir():
+    if not (place := folder / PIECES.format(precision)).is_dir():
         return [folder]
-    return sorted((path for path in (folder / PIECES).iterdir() if path.name != SIMPLIFIED), key=lambda path: int(path.name))
+    return sorted((path for path in place.iterdir() if path.name != SIMPLIFIED), key=lambda path: int(path.name))
 
 
 class Memory:
@@ -153,6 +155,7 @@ def in_pieces(
     folder: Path,
     load: Callable[[Path], Runnable],
     threads: int,
+    precision: Precision,
     trust: bool,
     link: Callable[[Path, Sequence[torch.Tensor], Memory], Linked | None] = lambda place, inputs, memory: None,
     watch: Callable[[Sequence[str], Call], Call] | None = None,
@@ -164,16 +167,16 @@ def in_pieces(
     or gives None where it cannot. ``watch`` gives the function to call in place of ops that no file holds. Files are opened, and
     such ops watched, in the order of calls.
     """
-    if not (folder / PIECES).is_dir():
+    if not (places := folder / PIECES.format(precision)).is_dir():
         return load(folder)
-    program = load_stage(folder / PIECES / SIMPLIFIED, trust=trust)
+    program = load_stage(places / SIMPLIFIED, trust=trust)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
     steps, memory, wanted = list[Step](), Memory(), [spec.name for spec in program.outputs]
     found = pieces(program.module.graph)
     last = {name: number for number, piece in enumerate(found) for name in piece.inputs} | dict.fromkeys(wanted, len(found))
     for number, piece in enumerate(found):
-        inputs, place = [values[name] for name in piece.inputs], folder / PIECES / str(number)
+        inputs, place = [values[name] for name in piece.inputs], places / str(number)
         needed = {name: value for name, value in values.items() if last.get(name, -1) >= number}
         linked = _prepared(program, piece, needed, memory) if piece.custom else link(place, inputs, memory)
         if linked is None and piece.custom:

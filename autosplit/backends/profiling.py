@@ -19,7 +19,7 @@ import torch
 
 from autosplit.backends.base import Runnable
 from autosplit.backends.onnxfile import open_onnx
-from autosplit.backends.pieces import Call, in_pieces, piece_folders
+from autosplit.backends.pieces import PIECES, Call, in_pieces, piece_folders
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import load_stage
@@ -65,14 +65,15 @@ def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32"
     """The prepared stage under its backend's profiler; None if there is none, or it cannot take a dtype of the files."""
     if backend not in ("onnxruntime", "openvino"):
         return None
-    ports = (port for place in piece_folders(folder) for stage in [open_onnx(place)] for port in (*stage.inputs, *stage.outputs))
+    places = piece_folders(folder, precision)
+    ports = (port for place in places for stage in [open_onnx(place)] for port in (*stage.inputs, *stage.outputs))
     if backend == "onnxruntime" and not all(port.spec.in_numpy for port in ports):  # its profiler is called by arrays of numpy
         return None
 
     def of_file(place: Path) -> Probe:
         return OnnxRuntimeProbe(place, threads) if backend == "onnxruntime" else OpenVinoProbe(place, threads, precision)
 
-    return of_file(folder) if piece_folders(folder) == [folder] else PiecesProbe(folder, threads, of_file)
+    return of_file(folder) if places == [folder] else PiecesProbe(folder, threads, precision, of_file)
 
 
 def onnx_names(folder: Path) -> dict[str, str]:
@@ -82,7 +83,7 @@ def onnx_names(folder: Path) -> dict[str, str]:
     """
     import onnx
 
-    if piece_folders(folder) != [folder]:
+    if any(folder.glob(PIECES.format("*"))):
         return {}
     ops, counts, names = dict[str, str](), Counter[str](), dict[str, str]()
     for node in filter(is_op, load_stage(folder, trust=True).module.graph.nodes):
@@ -165,7 +166,7 @@ class OpenVinoProbe:
 class PiecesProbe:
     """A stage in pieces, each file under its runtime's profiler, which ``of_file`` makes."""
 
-    def __init__(self, folder: Path, threads: int, of_file: Callable[[Path], Probe]) -> None:
+    def __init__(self, folder: Path, threads: int, precision: Precision, of_file: Callable[[Path], Probe]) -> None:
         self._parts = list[Callable[[], list[RuntimeNode]]]()
 
         def opened(place: Path) -> Runnable:
@@ -189,7 +190,7 @@ class PiecesProbe:
 
             return timed
 
-        self.sample = in_pieces(folder, opened, threads, trust=True, watch=watched)
+        self.sample = in_pieces(folder, opened, threads, precision, trust=True, watch=watched)
 
     def nodes(self) -> list[RuntimeNode]:
         """The nodes of the files, by their ops, and between them one for each custom operator."""

@@ -7,10 +7,15 @@ first ones do, each of another slot::
     rows         a  b  c  d                   product of a and b; c and d get that of b
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from autosplit.backends.instructions import product
+from autosplit.tracing.programs import PREPARED
+
+Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
@@ -34,29 +39,28 @@ def num_read(slots: Sequence[int]) -> int:
     return len(slots)
 
 
-def read_rows(x: torch.Tensor, weight: torch.Tensor, slots: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The operator: ``aten.linear`` of the rows ``[R, size]`` that are read; the others get the answer of the last of them."""
-    count = num_read(slots[: len(x)].tolist())
-    return torch.nn.functional.linear(x[:count], weight, bias)[torch.arange(len(x)).clamp(max=count - 1)]
+def prepare_read_rows(
+    x: torch.Tensor, weight: torch.Tensor, slots: torch.Tensor, bias: torch.Tensor | None = None, empty: Empty = torch.empty
+) -> tuple[torch.Tensor, Callable[[], None]]:
+    """The memory of ``aten.linear`` of x ``[R, size]``, and a function that computes the rows that are read.
+
+    The others get the answer of the last of them.
+    """
+    found = empty((len(x), len(weight)), dtype=x.dtype)
+    products = [product(x[:count], weight.detach(), bias, found[:count]) for count in range(1, len(x) + 1)]
+
+    def run() -> None:
+        count = num_read(slots[: len(x)].tolist())
+        products[count - 1]()
+        found[count:] = found[count - 1]
+
+    return found, run
 
 
-def to_onnx(x: Any, weight: Any, slots: Any, bias: Any = None) -> Any:
-    """The operator in ONNX. ``ArgMax`` gives the first of several places."""
-    from onnxscript import opset18 as op
-
-    number = x.shape[0]
-    start, one, most = (op.Constant(value_ints=[value]) for value in (0, 1, number))
-    first = op.Slice(slots, start, most, start)
-    order = op.Range(op.Constant(value_int=0), op.Constant(value_int=number), op.Constant(value_int=1))
-    is_earlier = op.Less(op.Unsqueeze(order, start), op.Unsqueeze(order, one))
-    is_same = op.And(is_earlier, op.Equal(op.Unsqueeze(first, start), op.Unsqueeze(first, one)))
-    again = op.ReduceMax(op.Cast(is_same, to=6), one, keepdims=0)
-    ends = op.Max(again, op.Cast(op.Equal(first, start), to=6))
-    ends = op.Concat(op.Slice(ends, one, most, start), op.Cast(one, to=6), axis=0)
-    count = op.Add(op.ArgMax(ends, axis=0, keepdims=1), one)
-    rows = op.Slice(x, start, count, start)
-    made = op.Gemm(rows, weight, transB=1) if bias is None else op.Gemm(rows, weight, bias, transB=1)
-    return op.Gather(made, op.Min(order, op.Sub(count, one)), axis=0)
+def _read_rows(x: torch.Tensor, weight: torch.Tensor, slots: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    found, run = prepare_read_rows(x, weight, slots, bias)
+    run()
+    return found
 
 
 def _shaped(x: torch.Tensor, weight: torch.Tensor, slots: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -64,5 +68,6 @@ def _shaped(x: torch.Tensor, weight: torch.Tensor, slots: torch.Tensor, bias: to
     return x.new_empty(len(x), len(weight))
 
 
-_operators.impl("read_rows", read_rows, "CPU")
+_operators.impl("read_rows", _read_rows, "CPU")
 _library.register_fake("autosplit::read_rows", _shaped, lib=_operators)
+PREPARED[READ_ROWS] = prepare_read_rows

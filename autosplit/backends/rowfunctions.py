@@ -12,7 +12,7 @@ Function = IntEnum(
     "Function",
     "ADD SUB MUL DIV ADD_INTS CAT "
     "NEG RELU SQRT RSQRT CUBE SIGMOID SILU TANH GELU GELU_ERF MEAN COS SIN FLOAT "
-    "NORM LOOKUP PRODUCT PRODUCT_BY_COLUMNS",
+    "NORM LOOKUP PRODUCT",
 )
 """What an instruction computes: of two values, up to ``CAT``, which puts their rows side by side; of one (``GELU`` with tanh,
 ``FLOAT`` of int64); and of more, from ``NORM`` on."""

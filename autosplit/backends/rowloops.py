@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from autosplit.backends.rowfunctions import Function, look_up, normalise, of_one, of_two
-from autosplit.backends.rowproducts import multiply, multiply_by_columns
+from autosplit.backends.rowproducts import multiply
 from autosplit.jit import summing
 
 Array = np.ndarray[Any, Any]
@@ -24,11 +24,6 @@ def play(tape: Array) -> int:
         code, x, y, found = tape[line, 0], tape[line, 1], tape[line, 2], tape[line, 3]
         if code == Function.PRODUCT:
             multiply(x, y, tape[line, 4], found, tape[line, 5], tape[line, 6], tape[line, 7], tape[line, 8], tape[line, 9])
-            continue
-        if code == Function.PRODUCT_BY_COLUMNS:
-            multiply_by_columns(
-                x, y, tape[line, 4], found, tape[line, 5], tape[line, 6], tape[line, 7], tape[line, 8], tape[line, 9]
-            )
             continue
         if code == Function.NORM:
             normalise(x, y, found, tape[line, 4], tape[line, 5], tape[line, 6], tape[line, 7])

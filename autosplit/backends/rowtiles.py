@@ -24,9 +24,10 @@ MOST_COLUMNS = 4
 FLOAT, INT, SHORT, BYTE = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
 VECTOR = ir.VectorType(FLOAT, WIDTH)
 FUSED = ("contract",)
+NEAREST = 3
 
-_ints: Any = types.int64  # numba has no types for the checker
-_nothing: Any = types.void
+ints: Any = types.int64  # numba has no types for the checker
+nothing: Any = types.void
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -52,33 +53,33 @@ def dots(rows: int) -> Callable[..., None]:
     def call(_: Any, x: Any, weight: Any, bias: Any, y: Any, size: Any, features: Any, far: Any, ahead: Any, step: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x, weight, bias, found, size, features, far, ahead, step = arguments
-            xs = _places(builder, x, size, rows)
-            weights = _places(builder, weight, builder.mul(size, far), columns)
+            xs = places(builder, x, size, rows)
+            weights = places(builder, weight, builder.mul(size, far), columns)
             zero = builder.ptrtoint(cgutils.alloca_once_value(builder, FLOAT(0)), INT)
             has_none = builder.icmp_signed("==", bias, INT(0))
-            biases = [builder.select(has_none, zero, one) for one in _places(builder, bias, far, columns)]
-            first = [builder.insert_element(VECTOR([0] * WIDTH), _load(builder, one, FLOAT), SHORT(0)) for one in biases]
+            biases = [builder.select(has_none, zero, one) for one in places(builder, bias, far, columns)]
+            first = [builder.insert_element(VECTOR([0] * WIDTH), load(builder, one, FLOAT), SHORT(0)) for one in biases]
             sums = [cgutils.alloca_once(builder, VECTOR) for _ in range(rows * columns)]
             for number, one in enumerate(sums):
                 builder.store(first[number % columns], one)
             whole = builder.sub(size, builder.srem(size, INT(WIDTH)))
             with _vectors(builder, weights, INT(0), whole, VECTOR, ahead, step) as (offset, parts):
                 for number, one in enumerate(sums):
-                    value = _load(builder, builder.add(xs[number // columns], offset), VECTOR)
-                    builder.store(_fused(builder, value, parts[number % columns], builder.load(one)), one)
+                    value = load(builder, builder.add(xs[number // columns], offset), VECTOR)
+                    builder.store(fused(builder, value, parts[number % columns], builder.load(one)), one)
             with _vectors(builder, weights, whole, size, FLOAT) as (offset, parts):
                 for number, one in enumerate(sums):
-                    value, before = _load(builder, builder.add(xs[number // columns], offset), FLOAT), builder.load(one)
-                    after = _fused(builder, value, parts[number % columns], builder.extract_element(before, SHORT(0)))
+                    value, before = load(builder, builder.add(xs[number // columns], offset), FLOAT), builder.load(one)
+                    after = fused(builder, value, parts[number % columns], builder.extract_element(before, SHORT(0)))
                     builder.store(builder.insert_element(before, after, SHORT(0)), one)
-            places = [one for row in _places(builder, found, features, rows) for one in _places(builder, row, far, columns)]
+            ends = [one for row in places(builder, found, features, rows) for one in places(builder, row, far, columns)]
             for start in range(0, len(sums), WIDTH):
                 made = _totals(builder, [builder.load(one) for one in sums[start : start + WIDTH]])
-                for number, place in enumerate(places[start : start + WIDTH]):
-                    _store(builder, builder.extract_element(made, SHORT(number)), place)
+                for number, place in enumerate(ends[start : start + WIDTH]):
+                    store(builder, builder.extract_element(made, SHORT(number)), place)
             return context.get_dummy_value()
 
-        return _nothing(*[_ints] * 9), code
+        return nothing(*[ints] * 9), code
 
     found: Callable[..., None] = call
     return found
@@ -95,28 +96,28 @@ def steps(rows: int, parts: int) -> Callable[..., None]:
     def call(_: Any, x: Any, weight: Any, found: Any, size: Any, features: Any, count: Any, ahead: Any, step: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x, weight, found, size, features, count, ahead, step = arguments
-            weights, sums = _places(builder, weight, features, parts), _places(builder, found, features, rows)
+            weights, sums = places(builder, weight, features, parts), places(builder, found, features, rows)
             factors = [
-                [_load(builder, place, FLOAT) for place in _places(builder, row, INT(1), parts)]
-                for row in _places(builder, x, size, rows)
+                [load(builder, place, FLOAT) for place in places(builder, row, INT(1), parts)]
+                for row in places(builder, x, size, rows)
             ]
 
             def add(kind: Any, start: Any, end: Any, *where: Any) -> None:
-                spread = [[one if kind is FLOAT else _spread(builder, one) for one in row] for row in factors]
+                wide = [[one if kind is FLOAT else spread(builder, one) for one in row] for row in factors]
                 with _vectors(builder, weights, start, end, kind, *where) as (offset, vectors):
-                    for row, place in zip(spread, sums, strict=True):
+                    for row, place in zip(wide, sums, strict=True):
                         at = builder.add(place, offset)
-                        value = _load(builder, at, kind)
+                        value = load(builder, at, kind)
                         for factor, vector in zip(row, vectors, strict=True):
-                            value = _fused(builder, factor, vector, value)
-                        _store(builder, value, at)
+                            value = fused(builder, factor, vector, value)
+                        store(builder, value, at)
 
             whole = builder.sub(count, builder.srem(count, INT(WIDTH)))
             add(VECTOR, INT(0), whole, ahead, step)
             add(FLOAT, whole, count)
             return context.get_dummy_value()
 
-        return _nothing(*[_ints] * 8), code
+        return nothing(*[ints] * 8), code
 
     found: Callable[..., None] = call
     return found
@@ -131,13 +132,17 @@ def _vectors(
     with cgutils.for_range_slice(builder, start, end, width, INT) as (index, count):
         offset = builder.mul(index, INT(4))
         if ahead is not None:
-            type_ = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), SHORT, SHORT, SHORT])
-            prefetch = cgutils.get_or_insert_function(builder.module, type_, "llvm.prefetch.p0")
             bytes_ahead = builder.add(ahead, builder.mul(count, step))
             for row in rows:
-                place = builder.inttoptr(builder.add(row, bytes_ahead), BYTE.as_pointer())
-                builder.call(prefetch, [place, SHORT(0), SHORT(3), SHORT(1)])  # data to read, into the nearest cache
-        yield offset, [_load(builder, builder.add(row, offset), kind) for row in rows]
+                prefetch(builder, builder.add(row, bytes_ahead), NEAREST)
+        yield offset, [load(builder, builder.add(row, offset), kind) for row in rows]
+
+
+def prefetch(builder: Any, address: Any, cache: int) -> None:
+    """Read ahead of data at an address, into a cache of the processor: ``NEAREST``, or a larger one by a lower number."""
+    type_ = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), SHORT, SHORT, SHORT])
+    function = cgutils.get_or_insert_function(builder.module, type_, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, BYTE.as_pointer()), SHORT(0), SHORT(cache), SHORT(1)])
 
 
 def _totals(builder: Any, vectors: Sequence[Any]) -> Any:
@@ -145,31 +150,36 @@ def _totals(builder: Any, vectors: Sequence[Any]) -> Any:
     found = [vectors[number % len(vectors)] for number in range(WIDTH)]
     while len(found) > 1:
         pairs = zip(found[::2], found[1::2], strict=True)
-        found = [builder.fadd(*(_picked(builder, one, other, range(k, 2 * WIDTH, 2)) for k in (0, 1))) for one, other in pairs]
+        found = [builder.fadd(*(picked(builder, one, other, range(k, 2 * WIDTH, 2)) for k in (0, 1))) for one, other in pairs]
     return found[0]
 
 
-def _picked(builder: Any, one: Any, other: Any, numbers: Sequence[int]) -> Any:
+def picked(builder: Any, one: Any, other: Any, numbers: Sequence[int]) -> Any:
+    """The numbered elements of two vectors, one behind the other."""
     return builder.shuffle_vector(one, other, ir.VectorType(SHORT, WIDTH)(list(numbers)))
 
 
-def _spread(builder: Any, value: Any) -> Any:
+def spread(builder: Any, value: Any) -> Any:
+    """A vector of equal elements."""
     one = builder.insert_element(VECTOR(ir.Undefined), value, SHORT(0))
-    return _picked(builder, one, one, [0] * WIDTH)
+    return picked(builder, one, one, [0] * WIDTH)
 
 
-def _fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
+def fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
+    """``added + one * other``, rounded once where the processor can."""
     return builder.fadd(added, builder.fmul(one, other, flags=FUSED), flags=FUSED)
 
 
-def _places(builder: Any, address: Any, spacing: Any, count: int) -> list[Any]:
+def places(builder: Any, address: Any, spacing: Any, count: int) -> list[Any]:
     """Addresses so many float32 apart."""
     return [builder.add(address, builder.mul(spacing, INT(4 * number))) for number in range(count)]
 
 
-def _load(builder: Any, address: Any, kind: Any) -> Any:
+def load(builder: Any, address: Any, kind: Any) -> Any:
+    """A float, or a vector of them, at an address."""
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
+def store(builder: Any, value: Any, address: Any) -> None:
+    """Write a float, or a vector of them, to an address."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)

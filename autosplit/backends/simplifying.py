@@ -1,10 +1,10 @@
 """Simplify a stage with custom operators before it is cut into pieces, as no runtime sees more of it than one piece.
 
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
-Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
-few rows become ``autosplit::few_rows``, ops between them ``autosplit::on_rows``, and the head of a step with prompts
-``autosplit::read_rows``. No op computes rows that nobody reads (``firstrows``). Parts of a split and the first rows become views,
-which cost nothing beside such operators.
+Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products become
+``autosplit::product``, which reads weights as they are stored, ops between them ``autosplit::on_rows``, and the head of a step
+with prompts ``autosplit::read_rows``. No op computes rows that nobody reads (``firstrows``). Parts of a split and the first rows
+become views, which cost nothing beside such operators.
 """
 
 import math
@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS
+from autosplit.backends.fewrows import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT
 from autosplit.backends.firstrows import ATTEND, compute_first_rows
 from autosplit.backends.instructions import layout
 from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
-from autosplit.memory.stages import reads_as_stored
 from autosplit.tracing.devicecopies import TO_COPY
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
@@ -61,9 +60,6 @@ OF_ONE = {
 }
 """Ops that ``on_rows`` computes, and its names for them."""
 
-MOST_ELEMENTS = 1 << 16
-"""Most elements that ``on_rows`` makes, on one thread: a runtime has several."""
-
 
 class Rotation(NamedTuple):
     """A value before its rotation, the tables of cosines and sines, and how many of its first elements are rotated."""
@@ -74,8 +70,8 @@ class Rotation(NamedTuple):
     size: int
 
 
-def simplified(program: StageProgram) -> StageProgram:
-    """The stage with fewer ops and the same values."""
+def simplified(program: StageProgram, as_stored: bool = True) -> StageProgram:
+    """The stage with fewer ops and the same values. Products read weights ``as_stored``, unless the stage takes every size."""
     nodes = [node for node in program.module.graph.nodes if is_op(node) or is_pick(node)]
     inputs, outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
     module = part_of(program.module, nodes, inputs, outputs, "Stage")
@@ -103,10 +99,10 @@ def simplified(program: StageProgram) -> StageProgram:
         module.recompile()
         specs = specs_of(replace(program, module=module))
         shapes = {name: spec.shape for name, spec in specs.items()}
-    if not program.one_form and _multiply_few_rows(module, specs):
-        _work_on_rows(module, specs)
-    if not program.free:
+    if as_stored and not program.free:
         _multiply_read_rows(module, shapes)
+        if _multiply_as_stored(module, specs):
+            _work_on_rows(module, specs)
     module.recompile()
     return replace(program, module=module)
 
@@ -114,8 +110,7 @@ def simplified(program: StageProgram) -> StageProgram:
 def is_custom(node: fx.Node) -> bool:
     """Whether it is an operator of the user or of autosplit that torch.onnx has no translation of."""
     target = node.target
-    is_known = target is READ_ROWS or (isinstance(target, OpOverload) and schema_of(target).name in GROUPED)
-    return isinstance(target, OpOverload) and not is_known and bool(defined_in(target))
+    return isinstance(target, OpOverload) and schema_of(target).name not in GROUPED and bool(defined_in(target))
 
 
 def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
@@ -160,36 +155,25 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
     node.target, node.args = aten.div.Tensor, (factor, divisor)
 
 
-def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> bool:
-    """Let ``few_rows`` compute products of a few dense rows with a weight as it is stored; whether there are any."""
+def _multiply_as_stored(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> bool:
+    """Let ``product`` compute products of dense rows of float32 with a weight as it is stored; whether there are any."""
     found = False
-    for node in module.graph.nodes:
-        match node:
-            case fx.Node(target=aten.linear.default, args=(fx.Node() as rows, fx.Node() as matrix, *others)):
-                arguments: tuple[Any, ...] = (rows, matrix, *others)
-            case fx.Node(target=aten.addmm.default, args=(fx.Node() as bias, fx.Node() as rows, fx.Node() as matrix)) if (
-                not node.kwargs and bias.op == matrix.op == "get_attr" and weight(module, str(bias.target)).dim() == 1
-            ):
-                arguments = (rows, matrix, bias, True)
-            case _:
-                continue
-        spec = specs[rows.name] if rows.op != "get_attr" else None
-        weights = [one for one in arguments[1:] if isinstance(one, fx.Node)]
-        if (
-            spec is not None
-            and empty_like_spec(spec).is_contiguous()
-            and all(one.op == "get_attr" and weight(module, str(one.target)).is_contiguous() for one in weights)
-            and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1]))
-        ):
-            node.target, node.args, found = FEW_ROWS, arguments, True
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        rows, *weights = (one for one in node.args if isinstance(one, fx.Node))
+        if rows.op == "get_attr" or any(one.op != "get_attr" for one in weights):
+            continue
+        spec = specs[rows.name]
+        is_dense = all(one.is_contiguous() for one in (empty_like_spec(spec), *(weight(module, str(w.target)) for w in weights)))
+        if is_dense and spec.dtype == "float32" and 0 not in spec.shape:
+            node.target, found = PRODUCT, True
     return found
 
 
 def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> None:
-    """Let ``on_rows`` compute the functions of few elements that it can."""
+    """Let ``on_rows`` compute the functions that it can."""
     for node in module.graph.nodes:
         spec = specs.get(node.name)
-        if not is_op(node) or spec is None or not _is_small(spec):
+        if not is_op(node) or spec is None or not _in_rows(spec):
             continue
         if _norm_or_lookup(module, node, specs):
             continue
@@ -222,10 +206,10 @@ def _norm_or_lookup(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, T
     return False
 
 
-def _is_small(spec: TensorSpec) -> bool:
-    """Whether a value is dense float32 or int64 of few elements in rows."""
-    is_few = spec.dtype in ("float32", "int64") and len(spec.shape) > 0 and 0 < math.prod(spec.shape) <= MOST_ELEMENTS
-    return is_few and empty_like_spec(spec).is_contiguous()
+def _in_rows(spec: TensorSpec) -> bool:
+    """Whether a value is dense float32 or int64 in rows."""
+    has_rows = spec.dtype in ("float32", "int64") and len(spec.shape) > 0 and 0 not in spec.shape
+    return has_rows and empty_like_spec(spec).is_contiguous()
 
 
 def _like(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> torch.Tensor:

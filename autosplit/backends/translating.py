@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.backends.readrows import READ_ROWS, to_onnx
 from autosplit.compat.torchparts import OpOverload, schema_of
 
 GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
@@ -20,8 +19,7 @@ def translations(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
     """The translations of ops in a graph that torch.onnx lacks, and of attention, which it gets wrong for rows masked whole."""
     targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
     grouped = {target: _grouped_mm for target in targets if schema_of(target).name in GROUPED}
-    own: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, READ_ROWS: to_onnx}
-    return grouped | {target: own[target] for target in own.keys() & targets}
+    return grouped | ({ATTENTION: _attention} if ATTENTION in targets else {})
 
 
 def _attention(

@@ -75,6 +75,7 @@ class CachedDecoder(nn.Module):
         _require_decoder(model, max_length)
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.model = copy.deepcopy(model, shared).eval()
+        _turn_weights(self.model)
         self.max_sequences, self.max_length = max_sequences, max_length
         self.model.get_output_embeddings().register_forward_pre_hook(self._first_rows)
         self._make_caches()
@@ -103,6 +104,18 @@ class CachedDecoder(nn.Module):
         hidden, *others = args
         rows = torch.arange(_sym_min(hidden.shape[1], self.max_sequences), device=hidden.device)
         return hidden.squeeze(0).index_select(0, rows), *others
+
+
+def _turn_weights(model: nn.Module) -> None:
+    """Replace each ``Conv1D`` of GPT-2, whose weight is that of a linear layer turned, by such a layer, as in other models."""
+    from transformers.pytorch_utils import Conv1D
+
+    for name, part in list(model.named_modules()):
+        if isinstance(part, Conv1D):
+            linear = nn.Linear(1, 1, device="meta")
+            linear.in_features, linear.out_features = part.weight.shape
+            linear.weight, linear.bias = nn.Parameter(part.weight.detach().T.contiguous()), part.bias
+            model.set_submodule(name, linear)
 
 
 def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Operators on a few rows equal torch's, at every edge of the blocks in which they are computed."""
+"""Operators on rows equal torch's, at every edge of the blocks in which they are computed."""
 
 import pytest
 import torch
@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from autosplit.backends.fewrows import FEW_ROWS, LOOK_UP, NORM_ROWS, ON_ROWS, prepare_on_rows
+from autosplit.backends.fewrows import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT, prepare_on_rows
 from autosplit.backends.instructions import layout, strides, together
+from autosplit.backends.rowpanels import COLUMNS, DEPTH
+from autosplit.backends.rowproducts import MANY
+from autosplit.backends.rowtiles import WIDTH
 
 sizes = st.integers(1, 9)
 ONE = {
@@ -35,11 +38,21 @@ def test_products_equal_linear(rows, features, size, has_bias, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.testing.assert_close(FEW_ROWS(x, weight, bias), functional.linear(x, weight, bias))
-        by_columns = weight.T.contiguous()
-        torch.testing.assert_close(FEW_ROWS(x, by_columns, bias, True), functional.linear(x, weight, bias))
+        torch.testing.assert_close(PRODUCT(x, weight, bias), functional.linear(x, weight, bias))
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(MANY, MANY + 9),
+    features=st.integers(COLUMNS, 2 * COLUMNS + 2),
+    size=st.sampled_from([1, 5, WIDTH, 70, DEPTH, DEPTH + 1, 2 * DEPTH + 7]),
+    has_bias=st.booleans(),
+)
+def test_products_of_many_rows_equal_linear(rows, features, size, has_bias):
+    x, weight, bias = torch.randn(rows, size), torch.randn(features, size), torch.randn(features) if has_bias else None
+    torch.testing.assert_close(PRODUCT(x, weight, bias), functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])

@@ -7,12 +7,11 @@ from torch.nn import functional
 
 from autosplit.backends.simplifying import simplified, specs_of
 from autosplit.generating.attention import KVCache
-from autosplit.memory.stages import MOST_ROWS
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import unsplit
 
-READ, HEADS, DIM = MOST_ROWS + 1, 2, 8  # of more rows than become operators of few rows
+READ, HEADS, DIM = 9, 2, 8
 COUNT = 2 * READ
 SIZE = HEADS * DIM
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default)
@@ -60,7 +59,7 @@ class Decoder(nn.Module):
 def programs(module: nn.Module, inputs: tuple[torch.Tensor, ...]):
     """The stage, and the one with fewer ops and rows."""
     program = unsplit(trace(load_model(module.eval(), inputs=inputs)))
-    return program, simplified(program)
+    return program, simplified(program, as_stored=False)
 
 
 def from_empty_caches(program, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
