@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -76,7 +75,9 @@ def place(
             )
             for other in others
         ]
-        anew = stage.memory is None and not program.free and stage.backend not in SHARING  # counted where a cap is
+        as_stored = in_pieces and stage.backend in FROM_ONNX and precision == "f32"  # as ``simplifying`` makes products
+        # counted where a cap is
+        anew = stage.memory is None and not program.free and stage.backend not in SHARING and not as_stored
         own_bytes = len(others) * program.weight_bytes * anew
         found.append(
             StagePlacement(

@@ -27,10 +27,13 @@ LOOKUP = "aten.embedding.default"
 PRODUCTS = ("aten.linear.default", "aten.addmm.default")
 """The operators that may read their weight as it is (``backends.fewrows``)."""
 
+COMPILED = "compiled"
+"""In place of a backend: the steps of a stage whose products read weights as they are stored, which need no file of a runtime."""
+
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all programs of a stage. The others pack the weights anew for each."""
 
-BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000}
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 8_500_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
 of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
 programs. Later workers beside the counted bytes (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
@@ -47,7 +50,7 @@ GPT-2 of 124 M, 12 layers        5        641/629                         617/61
 Workers on OpenVINO 2026.4 of that Llama: 801/799 whole with 8 programs, 194/198 and 224/220 cut after 230 ops with 6.
 """
 
-OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000}
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000, COMPILED: 2_400}
 """Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
 
 OF_TORCH = ("aten.", "prims.")
@@ -176,7 +179,7 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     backend_bytes = min((one.extra_bytes for one in others), default=0)
     backend_bytes += _copied_bytes(graph, stage, 1 + len(values.others) * (kind in HOST_KINDS), as_stored)
     if kind in HOST_KINDS:
-        backend_bytes += _program_bytes(graph, stage, values, parts)
+        backend_bytes += _program_bytes(graph, stage, values, parts, COMPILED if as_stored else stage.backend)
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
@@ -197,11 +200,12 @@ def _copied_bytes(graph: Graph, stage: Stage, num_programs: int, as_stored: bool
 
 
 def _multiplies_as_stored(graph: Graph, plan: Plan, stage: Stage) -> bool:
-    """Whether products read weights as they are stored (``backends.simplifying``): in f32 beside custom operators, at one size."""
+    """Whether products read weights as they are stored (``backends.simplifying``): in f32 beside custom operators."""
     is_free = plan.shapes is not None and stage.backend in plan.shapes.dynamic
     is_f32 = (stage.precision or plan.precision) == "f32"
     ops = [graph.ops[graph.index[name]] for name in stage.ops]
-    return stage.backend in FROM_ONNX and is_f32 and not is_free and any(map(_is_custom, ops))
+    has_both = any(map(_is_custom, ops)) and any(_is_product(graph, op) for op in ops)
+    return stage.backend in FROM_ONNX and is_f32 and not is_free and has_both
 
 
 def _is_product(graph: Graph, op: Op) -> bool:
@@ -214,7 +218,8 @@ def _is_custom(op: Op) -> bool:
 
 def _parts(graph: Graph, stage: Stage, values: ValueMemory) -> list[Step]:
     """The files of a runtime and the custom operators between them, with the values that they hand each other; none without such
-    operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests."""
+    operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests. Where a compiled loop
+    takes the place of the files, it holds about as many bytes at its peak."""
     ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
     custom = {op.name for op in filter(_is_custom, ops)}
     part, reads = dict[str, int](), dict[int, dict[str, None]]()
@@ -238,10 +243,10 @@ def _root(value: str, values: ValueMemory) -> str:
     return value
 
 
-def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step]) -> int:
+def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step], by: str) -> int:
     """Bytes of the programs of a stage where it has several, one for each size, and of the values that their parts hand over."""
     sizes = values.num_bytes, *values.others
-    own_bytes = BUFFER_BYTES.get(stage.backend, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(stage.backend, 0)
+    own_bytes = BUFFER_BYTES.get(by, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(by, 0)
     made = {value for part in parts for value in part.writes}
     given = {value for part in parts for value in part.reads} - made
     kept = given | {_root(value, values) for value in _leaving(graph, stage)}

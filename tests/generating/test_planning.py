@@ -24,7 +24,6 @@ from autosplit.tracing import splitting
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
