@@ -24,8 +24,8 @@ from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, r
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
 
-PRODUCTS = ("aten.linear.default", "aten.addmm.default")
-"""The operators that may read their weight as it is (``backends.fewrows``)."""
+PRODUCT = "aten.linear.default"
+"""The operator that may read its weight as it is (``backends.fewrows``)."""
 
 COMPILED = "compiled"
 """In place of a backend: the steps of a stage whose products read weights as they are stored, which need no file of a runtime."""
@@ -209,7 +209,7 @@ def _multiplies_as_stored(graph: Graph, plan: Plan, stage: Stage) -> bool:
 
 
 def _is_product(graph: Graph, op: Op) -> bool:
-    return op.operator in PRODUCTS and graph.values[op.outputs[0]].dtype == "float32"
+    return op.operator == PRODUCT and graph.values[op.outputs[0]].dtype == "float32"
 
 
 def _is_custom(op: Op) -> bool:
