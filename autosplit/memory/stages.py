@@ -33,24 +33,25 @@ COMPILED = "compiled"
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all programs of a stage. The others pack the weights anew for each."""
 
-BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 8_500_000}
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 8_800_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
-of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
-programs. Later workers beside the counted bytes (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
+of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 25 M parameters, whole and in two stages; those of runtimes while
+files of theirs computed its products. Workers beside the counted bytes (``benchmarks.generation_memory``):
 
-==============================  ========  ==============================  ============
-worker, held / counted, MB      programs  ONNX Runtime                    eager
-==============================  ========  ==============================  ============
-that Llama, whole                7        173/172                         154/154
-in halves of its layers          7        68/68, 126/124
-cut after 290 ops, after 374     7        91/91, 105/102, 110/111, 76/79
-GPT-2 of 124 M, 12 layers        5        641/629                         617/612
-==============================  ========  ==============================  ============
+=====================================  ========  ===============  =======
+worker, held / counted, MB             programs  compiled         eager
+=====================================  ========  ===============  =======
+that Llama, whole, 16 sequences        8         165/165
+in halves of its layers, 4 sequences   6         55/56, 99/99
+in halves of its layers, 8 sequences   7         54/55, 102/101
+that Llama, whole                      7                          154/154
+GPT-2 of 124 M, 12 layers              5                          617/612
+=====================================  ========  ===============  =======
 
-Workers on OpenVINO 2026.4 of that Llama: 801/799 whole with 8 programs, 194/198 and 224/220 cut after 230 ops with 6.
+With OpenVINO as the backend of these stages, its workers held the same as with ONNX Runtime to 0.2 MB.
 """
 
-OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000, COMPILED: 2_400}
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000, COMPILED: 2_200}
 """Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
 
 OF_TORCH = ("aten.", "prims.")
