@@ -83,7 +83,7 @@ class Workspace(Closing):
                 shares that of any stage here with the same weights.
         """
         specs, state = [repr(spec) for spec in (*program.inputs, *program.outputs)], _state(program.module)
-        key = content_hash([specs, program.module.code, state, program.one_form])
+        key = content_hash([specs, program.module.code, state])
         if key not in self._saved:
             self._saved[key] = there or self.folder / key, program
             if there is None:

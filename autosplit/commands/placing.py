@@ -120,7 +120,7 @@ def memory(given: Memory) -> None:
     rows = []
     for stage, one in zip(plan.stages, known, strict=True):
         row = {"stage": stage.name, "devices": " ".join(stage.devices), **asdict(one)}
-        row["source"] = ("measured" if row.pop("measured") else "counted") + ", weights in one form" * row.pop("one_form")
+        row["source"] = "measured" if row.pop("measured") else "counted"
         row["total_bytes"] = one.weight_bytes + one.beside_bytes
         found = footprints.footprint(loaded.traced, plan, stage)
         if found is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import PlanError, TraceError
 from autosplit.memory.account import Account
-from autosplit.memory.stages import SHARING, has_one_form
+from autosplit.memory.stages import SHARING
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
@@ -53,7 +52,7 @@ def place(
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
-        plan = Account(traced.graph, values_of(traced, further_sizes(family, plan.shapes, plan.backends))).fitted(plan, machine)
+        plan = Account(traced.graph, values_of(traced, further_sizes(family, plan.shapes, plan.backends))).counted(plan)
     plan.verify(traced.graph, machine)
     programs = split_each_size(family, plan)
     found = []
@@ -76,7 +75,9 @@ def place(
             )
             for other in others
         ]
-        anew = stage.memory is None and not program.free and stage.backend not in SHARING  # counted where a cap is
+        as_stored = in_pieces and stage.backend in FROM_ONNX and precision == "f32"  # as ``simplifying`` makes products
+        # counted where a cap is
+        anew = stage.memory is None and not program.free and stage.backend not in SHARING and not as_stored
         own_bytes = len(others) * program.weight_bytes * anew
         found.append(
             StagePlacement(
@@ -123,7 +124,7 @@ def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]
             continue
         for other in others:
             _require_same_weights(first, other)
-        found.append(tuple(replace(one, one_form=has_one_form(stage)) for one in (first, *others)))
+        found.append((first, *others))
     return found
 
 

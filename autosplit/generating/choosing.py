@@ -51,8 +51,8 @@ def best_plan(
     machine, account = footprints.machine, footprints.account(family.variants[0], profile)
     plans = [first, *_others(demands_of(wanted), first, machine, ask)]
     usual = baselines_of(family.graph, plans[0], machine, profile, isolate=True).plans
-    beside = [account.fitted(one, machine) for name, one in usual.items() if name.startswith(REPLICAS)]
-    plans = [account.fitted(one, machine) for one in plans]
+    beside = [account.counted(one) for name, one in usual.items() if name.startswith(REPLICAS)]
+    plans = [account.counted(one) for one in plans]
     backends = {stage.backend for plan in plans for stage in plan.stages}
     plans += [one for one in beside if not unmet_demands(one, 0.0, family.graph, machine, wanted, backends)]
     told = [(plan, forecast(plan, family, machine, profile)) for plan in plans]

@@ -12,7 +12,6 @@ from autosplit.arguments import checked
 from autosplit.backends.apart import kept
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices
-from autosplit.devices.limits import available_bytes
 from autosplit.errors import UsageError
 from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
@@ -20,17 +19,14 @@ from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
-from autosplit.memory.account import Account
 from autosplit.progress import Progress, progress_shown
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
-from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.family import Family
 from autosplit.tracing.splitting import saved_weight
 from autosplit.values.plan import Plan
-from autosplit.values.samples import FROM_ONNX
 
 PREPARING = 0.85
 """The share of the time of opening in which stages are prepared; then workers load them."""
@@ -41,8 +37,7 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None, *
     """A plan of ``step_family`` as a running generator.
 
     Where each stage has the same number of devices above 1, so many pipelines run side by side, each with its share of the
-    sequences. Where twice the weights exceed the free memory, stages hold them in one form, which the generator's plan says.
-    ``progress`` is as in ``Setup``.
+    sequences. ``progress`` is as in ``Setup``.
 
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
@@ -82,25 +77,17 @@ def open_in(
 
 
 def generator_on(open_one: Callable[[Plan], Engine], family: Family, plan: Plan, opened: ExitStack | None = None) -> Generator:
-    """A generator over networks that run one of a plan's replicas each, in one form of the weights where two have no room.
+    """A generator over networks that run one of a plan's replicas each.
 
     ``open_one`` opens a replica; ``opened`` closes all, by default others do. Raises: UsageError: the family has no steps.
     """
-    capacity, texts, plan = capacity_of(family), load_texts(plan.source.spec), _in_free_memory(family, plan)
+    capacity, texts = capacity_of(family), load_texts(plan.source.spec)
     engines = list(map(open_one, replicas_of(plan)))
     table = _mapped(engines[0], family.table) if isinstance(family, StepFamily) and family.table else None
     capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // len(engines)), table=table)
     (engine, buckets), *beside = [(one, measured(family, one)) for one in engines]
     num_devices, graph = len(devices_of(replicas_of(plan)[0])), family.graph
     return Generator(engine, buckets, capacity, num_devices, beside=beside, plan=plan, graph=graph, texts=texts, opened=opened)
-
-
-def _in_free_memory(family: Family, plan: Plan) -> Plan:
-    """The plan, in one form where twice the weights of its stages that could be in two exceed the free memory of this machine."""
-    ops = [op for stage in plan.stages if stage.backend in FROM_ONNX for op in stage.ops if op in family.graph.index]
-    if 2 * family.graph.stage_bytes(tuple(ops)) <= available_bytes():
-        return plan
-    return Account(family.graph, values_of(family.variants[0], family.variants[1:])).in_one_form(plan, plan.devices)
 
 
 def _mapped(engine: Engine, name: str) -> torch.Tensor:

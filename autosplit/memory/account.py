@@ -1,12 +1,11 @@
 """Account: the memory of a model's plans, as far as it is known, and measured where a plan can be run."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from autosplit.memory.stages import Known, ValueMemory, count
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, cap_faults
+from autosplit.values.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -27,20 +26,6 @@ class Account:
     def counted(self, plan: Plan) -> Plan:
         """The plan with the memory of its stages, as far as it is known."""
         return count(self.graph, plan, self.values, self.known)
-
-    def fitted(self, plan: Plan, machine: Machine) -> Plan:
-        """The plan with the memory of its stages, in one form on devices where the weights in two forms break a cap."""
-        plan = self.counted(plan)
-        over = cap_faults(plan.stages, machine.devices, self.graph)
-        return self.in_one_form(plan, over) if over else plan
-
-    def in_one_form(self, plan: Plan, devices: Collection[str]) -> Plan:
-        """The plan with the memory of its stages, in one form on these devices."""
-        stages = list(self.counted(plan).stages)
-        for number, stage in enumerate(stages):
-            if stage.memory is not None and not set(devices).isdisjoint(stage.devices):
-                stages[number] = replace(stage, memory=replace(stage.memory, one_form=True))
-        return self.counted(replace(plan, stages=tuple(stages)))
 
     def measured(self, plan: Plan) -> Plan:
         """The plan with the memory of its stages, measured where they can be run."""

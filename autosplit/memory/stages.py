@@ -24,38 +24,35 @@ from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, r
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
 
-PRODUCTS = ("aten.linear.default", "aten.addmm.default")
-"""The operators that may read their weight as it is (``backends.fewrows``)."""
+PRODUCT = "aten.linear.default"
+"""The operator that may read its weight as it is (``backends.fewrows``)."""
 
-MOST_ROWS = 8
-"""Most rows of a product that reads its weight as it is: with fewer, memory bounds it, with more the processor does.
-
-A row takes 2 operations for each weight of 4 bytes, so 8 rows take 4 for each byte, and 16 take 8. In the time in which a core
-reads a byte, an Intel Xeon (Cascade Lake) does 7 (80 GFLOP/s at 11 GB/s, measured), and an AMD EPYC (Zen 4) 4 (118 GFLOP/s, two
-units of 256 bits at 3.7 GHz, at 28 GB/s). Packed weights take less of the processor where it is the bound.
-"""
+COMPILED = "compiled"
+"""In place of a backend: the steps of a stage whose products read weights as they are stored, which need no file of a runtime."""
 
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all programs of a stage. The others pack the weights anew for each."""
 
-BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000}
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 8_800_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
-of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
-programs. Later workers beside the counted bytes (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
+of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 25 M parameters, whole and in two stages; those of runtimes while
+files of theirs computed its products. Workers beside the counted bytes (``benchmarks.generation_memory``):
 
-==============================  ========  ==============================  ============
-worker, held / counted, MB      programs  ONNX Runtime                    eager
-==============================  ========  ==============================  ============
-that Llama, whole                7        173/172                         154/154
-in halves of its layers          7        68/68, 126/124
-cut after 290 ops, after 374     7        91/91, 105/102, 110/111, 76/79
-GPT-2 of 124 M, 12 layers        5        641/629                         617/612
-==============================  ========  ==============================  ============
+=====================================  ========  ===============  =======
+worker, held / counted, MB             programs  compiled         eager
+=====================================  ========  ===============  =======
+that Llama, whole, 16 sequences        8         165/165
+in halves of its layers, 4 sequences   6         55/56, 99/99
+in halves of its layers, 8 sequences   7         54/55, 102/101
+that Llama, whole                      7                          154/154
+GPT-2 of 124 M, 12 layers              6         629/621
+the same                               5                          617/612
+=====================================  ========  ===============  =======
 
-Workers on OpenVINO 2026.4 of that Llama: 801/799 whole with 8 programs, 194/198 and 224/220 cut after 230 ops with 6.
+With OpenVINO as the backend of these stages, its workers held the same as with ONNX Runtime to 0.2 MB.
 """
 
-OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000}
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200, "openvino": 43_000, COMPILED: 2_200}
 """Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
 
 OF_TORCH = ("aten.", "prims.")
@@ -78,7 +75,7 @@ Known = Mapping[StageKey, Footprint]
 
 def key_of(plan: Plan, stage: Stage) -> StageKey:
     """The key of a stage of a plan."""
-    precision, ops = stage.precision or plan.precision, stage_key(stage.ops, stage.streams, has_one_form(stage))
+    precision, ops = stage.precision or plan.precision, stage_key(stage.ops, stage.streams)
     return StageKey(_kind(stage), stage.backend, stage.threads, precision, ops)
 
 
@@ -124,8 +121,6 @@ def stage_memories(graph: Graph, plan: Plan, values: ValueMemory | None = None, 
         graph: the model, traced for the plan's microbatch.
         values: the bytes of the values; by default those of dense tensors.
         known: measured footprints.
-
-    Stages in one form keep it, if they have weights of which they could hold two.
     """
     values = values or ValueMemory.of(graph)
     rings = _ring_bytes(graph, plan, values.num_bytes)
@@ -177,75 +172,46 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
         values = replace(values, others=())
     if stage.resident_bytes is not None:
         weight_bytes = min(weight_bytes, stage.resident_bytes)
+    as_stored = _multiplies_as_stored(graph, plan, stage)
     parts = _parts(graph, stage, values) if kind in HOST_KINDS else []
     handed = {value for part in parts for value in (*part.reads, *part.writes)}
     arena_bytes = _arena_bytes(graph, stage, values, handed) * stage.streams
-    packs_anew = bool(values.others) and stage.backend not in SHARING
-    table_bytes, product_bytes = (0, 0) if packs_anew else _copied_bytes(graph, stage, values)
-    if not product_bytes:
-        stage = replace(stage, memory=None)
-    one_form = has_one_form(stage)
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
-    backend_bytes = table_bytes + product_bytes * (not one_form) + min((one.extra_bytes for one in others), default=0)
+    backend_bytes = min((one.extra_bytes for one in others), default=0)
+    backend_bytes += _copied_bytes(graph, stage, 1 + len(values.others) * (kind in HOST_KINDS), as_stored)
     if kind in HOST_KINDS:
-        backend_bytes += _program_bytes(graph, stage, values, parts)
-        backend_bytes += _packed_bytes(graph, stage, values) if packs_anew else 0
+        backend_bytes += _program_bytes(graph, stage, values, parts, COMPILED if as_stored else stage.backend)
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
         arena_bytes = min(arena_bytes, max(0, found.held_bytes - weight_bytes))
-    return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None, one_form)
+    return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
 
 
-def has_one_form(stage: Stage) -> bool:
-    """Whether the weights of a stage are in memory in one form only."""
-    return stage.memory is not None and stage.memory.one_form
-
-
-def reads_as_stored(operator: str, dtype: str, num_rows: int) -> bool:
-    """Whether an op of a stage with custom operators, on a backend of ``FROM_ONNX``, reads its weight as it is stored.
-
-    >>> [reads_as_stored("aten.linear.default", "float32", num_rows) for num_rows in (0, 1, 8, 9)]
-    [False, True, True, False]
-    """
-    return operator in PRODUCTS and dtype == "float32" and 0 < num_rows <= MOST_ROWS
-
-
-def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> tuple[int, int]:
-    """Bytes of weights that are held twice, as they are stored and packed for products: tables of an embedding and a product, and
-    other weights of products that have few rows at some sizes of a stage with custom operators, and more at others."""
-    ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
-    some_custom, operators = any(map(_is_custom, ops)), dict[str, set[str]]()
-    for op in ops:
-        for weight in op.weights:
-            operators.setdefault(weight, set()).add(op.operator)
-    tables, products = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}, set[str]()
-    for op in ops:
-        if some_custom and op.operator in PRODUCTS:
-            dtype = graph.values[op.outputs[0]].dtype
-            forms = {reads_as_stored(op.operator, dtype, num_rows) for num_rows in _rows_of(graph, op, values)}
-            products |= set(op.weights) if len(forms) > 1 else set()
-    table_bytes, product_bytes = (sum(graph.weights[name].num_bytes for name in some) for some in (tables, products - tables))
-    return table_bytes, product_bytes
-
-
-def _packed_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
-    """Bytes of weights that each program of a stage packs for itself; one with few rows reads those of products as stored."""
+def _copied_bytes(graph: Graph, stage: Stage, num_programs: int, as_stored: bool) -> int:
+    """Bytes of packed weights beside their file: those of each of several programs that share none, else tables that are packed
+    for a product and read as they are stored by a lookup."""
     ops = [graph.ops[graph.index[name]] for name in stage.ops]
-    some_custom, num_packed = any(map(_is_custom, ops)), dict[str, int]()
-    for op in (op for op in ops if op.weights and op.operator != LOOKUP and not _is_custom(op)):
-        dtype, rows = graph.values[op.outputs[0]].dtype, _rows_of(graph, op, values)
-        num = sum(not (some_custom and reads_as_stored(op.operator, dtype, num_rows)) for num_rows in rows)
-        num_packed |= {name: max(num_packed.get(name, 0), num) for name in op.weights}
-    return sum(num * graph.weights[name].num_bytes for name, num in num_packed.items())
+    packing = [op for op in ops if op.operator != LOOKUP and not _is_custom(op) and not (as_stored and _is_product(graph, op))]
+    packed = {name for op in packing for name in op.weights}
+    if num_programs == 1 or stage.backend in SHARING:
+        num_programs = 1
+        packed &= {name for op in ops if op.operator == LOOKUP and stage.backend in FROM_ONNX for name in op.weights}
+    return num_programs * sum(graph.weights[name].num_bytes for name in packed)
 
 
-def _rows_of(graph: Graph, op: Op, values: ValueMemory) -> list[int]:
-    """The rows of an op's first output at each size."""
-    made = graph.values[op.outputs[0]]
-    row_bytes = max(1, made.num_bytes // max(1, math.prod(made.shape[:-1])))
-    return [some[made.name] // row_bytes for some in (values.num_bytes, *values.others)]
+def _multiplies_as_stored(graph: Graph, plan: Plan, stage: Stage) -> bool:
+    """Whether products read weights as they are stored (``backends.simplifying``): in f32 beside custom operators."""
+    is_free = plan.shapes is not None and stage.backend in plan.shapes.dynamic
+    is_f32 = (stage.precision or plan.precision) == "f32"
+    ops = [graph.ops[graph.index[name]] for name in stage.ops]
+    has_both = any(map(_is_custom, ops)) and any(_is_product(graph, op) for op in ops)
+    return stage.backend in FROM_ONNX and is_f32 and not is_free and has_both
+
+
+def _is_product(graph: Graph, op: Op) -> bool:
+    return op.operator == PRODUCT and graph.values[op.outputs[0]].dtype == "float32"
 
 
 def _is_custom(op: Op) -> bool:
@@ -254,7 +220,8 @@ def _is_custom(op: Op) -> bool:
 
 def _parts(graph: Graph, stage: Stage, values: ValueMemory) -> list[Step]:
     """The files of a runtime and the custom operators between them, with the values that they hand each other; none without such
-    operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests."""
+    operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests. Where a compiled loop
+    takes the place of the files, it holds about as many bytes at its peak."""
     ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
     custom = {op.name for op in filter(_is_custom, ops)}
     part, reads = dict[str, int](), dict[int, dict[str, None]]()
@@ -278,10 +245,10 @@ def _root(value: str, values: ValueMemory) -> str:
     return value
 
 
-def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step]) -> int:
+def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step], by: str) -> int:
     """Bytes of the programs of a stage where it has several, one for each size, and of the values that their parts hand over."""
     sizes = values.num_bytes, *values.others
-    own_bytes = BUFFER_BYTES.get(stage.backend, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(stage.backend, 0)
+    own_bytes = BUFFER_BYTES.get(by, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(by, 0)
     made = {value for part in parts for value in part.writes}
     given = {value for part in parts for value in part.reads} - made
     kept = given | {_root(value, values) for value in _leaving(graph, stage)}

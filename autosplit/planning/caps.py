@@ -190,9 +190,8 @@ def _corrected(
 
 
 def with_fitting_slots(plan: Plan, machine: Machine, account: Account) -> Plan:
-    """The plan with the memory of its stages, in one form where two break a cap. Then its queue depth is halved until it keeps
-    the caps; no footprint depends on that."""
-    plan = account.fitted(plan, machine)
+    """The plan with the memory of its stages. Its queue depth is halved until it keeps the caps; no footprint depends on that."""
+    plan = account.counted(plan)
     while plan.queue_depth > 1 and cap_faults(plan.stages, machine.devices, account.graph):
         plan = account.counted(replace(plan, queue_depth=plan.queue_depth // 2))
     return plan

@@ -47,8 +47,8 @@ MOST_LINE = 300
 
 WEIGHTS = "weights.safetensors"
 DESCRIBED = ("name", "ops", "inputs", "outputs", "limits", "weights", "requires_grad", "nodes")
-FREE, ONE_FORM = "free", "one_form"
-"""The fields of a stage that runs at every size, and of one whose weights are in memory in one form only."""
+FREE = "free"
+"""The field of a stage that runs at every size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class StageProgram:
     ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr. ``limits``
     holds the integers that inputs are assumed to be, by assumption and name (``valueranges.assumed_limits``). ``free`` holds the
     axes of inputs that may have any size of a dimension (``freesizes``), such as ``{"x": {1: "seq"}}``; ``inputs`` and
-    ``outputs`` are then at the largest. ``one_form``: products of few rows read packed weights (``StageMemory``).
+    ``outputs`` are then at the largest.
     """
 
     name: str
@@ -67,7 +67,6 @@ class StageProgram:
     outputs: tuple[TensorSpec, ...]
     limits: Mapping[str, Mapping[str, Limits]] = field(default_factory=dict)
     free: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    one_form: bool = False
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
@@ -186,7 +185,6 @@ def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = No
         "requires_grad": [name for name, tensor in program.weights.items() if tensor.requires_grad],
         "nodes": programs.encode(program.module.graph),
         **({FREE: {name: list(axes.items()) for name, axes in program.free.items()}} if program.free else {}),
-        **({ONE_FORM: True} if program.one_form else {}),
     }
     key = content_hash(description)
     folder = Path(folder)
@@ -249,7 +247,7 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         for node in filter(is_op, found.module.graph.nodes):
             node.meta[programs.LINE] = f"{data['lines'][node.name]:.{MOST_LINE}}"
         free = {str(name): {int(axis): str(dim) for axis, dim in axes} for name, axes in data.get(FREE, {}).items()}
-        return replace(found, limits=_limits(data), free=free, one_form=ONE_FORM in data)
+        return replace(found, limits=_limits(data), free=free)
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None
 
@@ -352,7 +350,7 @@ def _description(folder: Path) -> dict[str, Any]:
     """The content of ``stage.json``. Raises: PlanError: it is missing, of another version, incomplete or changed."""
     data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
     try:
-        described = {field: data[field] for field in (*DESCRIBED, *(name for name in (FREE, ONE_FORM) if name in data))}
+        described = {field: data[field] for field in (*DESCRIBED, *([FREE] if FREE in data else []))}
         same = content_hash(described) == data["key"] and int(data["weights_file_bytes"]) >= 0
     except MALFORMED as failure:
         raise _incomplete(folder, failure) from None

@@ -40,7 +40,6 @@ class StageMemory:
             accelerator: the tensors there that take inputs and outputs.
         base_bytes: bytes that its process takes for itself; 0 if they were not measured, or on an accelerator.
         measured: whether this stage was measured while it ran.
-        one_form: whether products of few rows read packed weights, as others do: there is no room for weights as they are stored.
     """
 
     weight_bytes: int
@@ -49,7 +48,6 @@ class StageMemory:
     ring_bytes: int
     base_bytes: int
     measured: bool = False
-    one_form: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -96,9 +94,8 @@ class Stage:
 
     @property
     def shown(self) -> str:
-        """The way in tables and sentences; it says where weights are streamed, and where they are in one form."""
-        one_form = self.memory is not None and self.memory.one_form
-        return self.way + ", streamed" * (self.resident_bytes is not None) + ", weights in one form" * one_form
+        """The way in tables and sentences; it says where weights are streamed."""
+        return self.way + ", streamed" * (self.resident_bytes is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,13 +178,13 @@ class Footprint:
             raise ValueError(f"a footprint has 0 bytes or more, but is {self}")
 
 
-def stage_key(ops: Iterable[str], streams: int = 1, one_form: bool = False) -> str:
+def stage_key(ops: Iterable[str], streams: int = 1) -> str:
     """The key of a stage in ``Measured.footprints``.
 
     >>> stage_key(["a", "b"]) == stage_key(["b", "a"]) != stage_key(["a", "b"], streams=2)
     True
     """
-    return content_hash([sorted(ops), streams, *["one form"] * one_form])
+    return content_hash([sorted(ops), streams])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from autosplit.deploying.networks import deploy, place
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import memory_held
 from autosplit.errors import PlanError, UsageError
+from autosplit.generating.attention import KVCache
 from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
@@ -88,6 +89,27 @@ def test_answers_are_right_at_each_size_over_one_copy_of_the_weights(backend: st
     packed_anew = 3 * WEIGHTS_BYTES if backend == "openvino" else 0
     assert counted == WEIGHTS_BYTES + packed_anew
     assert held[1] - held[0] < packed_anew + WEIGHTS_BYTES
+
+
+@pytest.mark.skipif("openvino" not in installed(), reason="openvino is not installed")
+def test_products_beside_a_custom_operator_reserve_their_weights_once() -> None:
+    """OpenVINO packs none of them, for no size."""
+
+    class Attending(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cache = torch.nn.Linear(64, 3 * 64), KVCache(2, 8, 1, 64)
+
+        def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.first(x).view(1, -1, 3, 64).transpose(1, 2).chunk(3, 1)
+            return self.cache(q, k, v, slots, positions)
+
+    module = Attending().eval()
+    tokens = [(torch.randn(size, 64), torch.arange(size) % 2, torch.arange(size)) for size in (4, 2)]
+    first, *others = (autosplit.trace(module, some) for some in tokens)
+    with Workspace() as workspace:
+        [stage] = place(as_family(first, others), plan_of(first, "openvino"), ONE, workspace)
+        assert stage.needs_bytes(ONE.devices[0].name) == first.graph.weight_bytes
 
 
 def test_new_weights_reach_every_size(module: Deep, family: list[Traced], tmp_path: Path) -> None:

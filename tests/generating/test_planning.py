@@ -11,7 +11,6 @@ import torch
 import autosplit
 from autosplit.devices.discovering import as_machine
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.generating import opening
 from autosplit.generating.bounds import phase_rows
 from autosplit.generating.firsttokens import first_step, token_error
 from autosplit.generating.forecast import forecast
@@ -19,13 +18,12 @@ from autosplit.generating.phases import mixed_phases, traffic_on
 from autosplit.generating.steps import step_family
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
-from autosplit.memory.stages import count, footprints_of, has_one_form
+from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.givensplits import read_given
 from autosplit.tracing import splitting
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -256,22 +254,6 @@ def test_plans_for_the_time_per_token_and_within_limits(family, found):
     assert searched(easy).plan.sequences == easy
     with pytest.raises(InfeasibleError, match=r"at most 1\.0 us from a token to the next one \(at best .*, or fewer sequences"):
         searched(replace(SEQUENCES, per_token_s=1e-6))
-
-
-def test_stages_hold_weights_in_one_form_where_two_exceed_the_free_memory(family, monkeypatch):
-    stage = Stage("all", tuple(op.name for op in family.graph.ops), ("cpu:0",), "onnxruntime")
-    plan = Plan(family.variants[0].source, family.graph.hash, "", (stage,), UNKNOWN)
-    found = []
-
-    def noted(one):
-        found.append(has_one_form(one.stages[0]))
-        raise OSError("noted")
-
-    for num_bytes in (2 * family.graph.weight_bytes, 2 * family.graph.weight_bytes - 1):
-        monkeypatch.setattr(opening, "available_bytes", lambda num_bytes=num_bytes: num_bytes)
-        with pytest.raises(OSError, match="noted"):
-            opening.generator_on(noted, family, plan)  # every way to open a generator goes through it, a server's too
-    assert found == [False, True]
 
 
 def test_what_a_generator_has_not_is_refused(family, found):

@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, has_one_form, key_of, stage_memories
+from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, stage_memories
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
@@ -16,7 +16,7 @@ from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, held_on
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Footprint, stage_key
+from autosplit.values.samples import Footprint, Precision, stage_key
 
 MB = 1_000_000
 NAMES = [f"v{number}" for number in range(7)]
@@ -67,34 +67,22 @@ def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and
     assert backend_bytes("onnxruntime", OPS[1:]) == backend_bytes("onnxruntime", OPS[:1]) == 0
 
 
-@pytest.mark.parametrize(("num_rows", "num_twice"), [((2, 16), 1), ((2, 8), 0), ((9, 16), 0)])
-def test_a_weight_that_a_product_reads_as_it_is_stored_at_some_sizes_counts_twice(
-    num_rows: tuple[int, int], num_twice: int
+@pytest.mark.parametrize(
+    ("precision", "custom", "num_tables", "num_packed"),
+    [("f32", "mine.custom.default", 0, 0), ("bf16", "mine.custom.default", 1, 3), ("f32", "aten.relu.default", 1, 3)],
+)
+def test_weights_of_products_as_they_are_stored_count_once(
+    precision: Precision, custom: str, num_tables: int, num_packed: int
 ) -> None:
-    """With few rows beside a custom operator; ONNX Runtime packs it for more. It counts once under a cap that has no room."""
-    product, custom, *_ = GRAPH.ops
-    ops = replace(product, operator="aten.linear.default"), replace(custom, operator="mine.custom.default")
-    graph = replace(GRAPH, ops=ops, outputs=("v2",))
-    sizes = [dict.fromkeys(NAMES, rows * 128) for rows in num_rows]
-    plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS[:2]), ("cpu:0",), "onnxruntime"),), UNKNOWN)
-    account = Account(graph, ValueMemory(sizes[0], others=sizes[1:]))
-    twice, within, beyond = (account.fitted(plan, capped(cpu_bytes=cap)).stages[0] for cap in (350 * MB, 250 * MB, 150 * MB))
-    assert twice.memory is not None and twice.memory.backend_bytes // (100 * MB) == num_twice and not has_one_form(twice)
-    for stage in (within, beyond):
-        assert stage.memory is not None and stage.memory.backend_bytes < 100 * MB and has_one_form(stage) == (num_twice == 1)
-    assert ("weights in one form" in within.shown, key_of(plan, within) != key_of(plan, twice)) == (has_one_form(within),) * 2
-
-
-def test_openvino_packs_the_weights_of_products_for_each_program_with_many_rows() -> None:
-    """One form would have the programs with few rows pack them too."""
-    product, custom, *_ = GRAPH.ops
-    ops = replace(product, operator="aten.linear.default"), replace(custom, operator="mine.custom.default")
-    graph = replace(GRAPH, ops=ops, outputs=("v2",))
-    sizes = [dict.fromkeys(NAMES, rows * 128) for rows in (32, 16, 4, 2)]
-    plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS[:2]), ("cpu:0",), "openvino"),), UNKNOWN)
-    for values, num_packed in ((ValueMemory(sizes[0], others=sizes[1:]), 2), (ValueMemory(sizes[0]), 0)):
-        [stage] = Account(graph, values).fitted(plan, capped(cpu_bytes=250 * MB)).stages
-        assert stage.memory is not None and stage.memory.backend_bytes // (100 * MB) == num_packed and not has_one_form(stage)
+    """In f32 beside a custom operator, also a table that a lookup reads, too. Else OpenVINO packs them for each of 3 programs."""
+    lookup, between, product = (replace(op, operator="aten.linear.default", weights=("wv1",)) for op in GRAPH.ops[:3])
+    ops = replace(lookup, operator="aten.embedding.default"), replace(between, operator=custom, weights=()), product
+    graph = replace(GRAPH, ops=ops, outputs=("v3",))
+    sizes = ValueMemory(dict.fromkeys(NAMES, 128), others=[dict.fromkeys(NAMES, 64)] * 2)
+    for backend, values, num in (("onnxruntime", sizes, num_tables), ("openvino", sizes, num_packed)):
+        stage = Stage("one", tuple(OPS[:3]), ("cpu:0",), backend, precision=precision)
+        [memory] = stage_memories(graph, Plan(Source("m"), graph.hash, "", (stage,), UNKNOWN), values)
+        assert memory.backend_bytes // (100 * MB) == num
 
 
 def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators() -> None:
