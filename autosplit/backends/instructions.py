@@ -5,16 +5,16 @@ A call of a runtime or of torch from Python takes longer than a norm of a few ro
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-SHARE_BYTES = 2 << 20
-"""Fewest bytes of a weight that a thread reads: it takes 70 us for them, and 30 to wake."""
+from autosplit.backends.rowteams import team_of
+
+SHARE = 1 << 13
+"""Fewest numbers that a thread takes: a core reads as many weights in 3 us, and two threads take 0.3 us to divide them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fo
     rows, size = x.view(-1, x.shape[-1]).shape
     features = len(weight)
     tensors = [one for one in (x, weight, found, bias) if one is not None]
-    words = _code("product"), *map(_place, (x, weight, found, bias)), rows, size, features
-    return Instruction((*words, 0, features), tuple(tensors), max(1, weight.nbytes // SHARE_BYTES))
+    words = _code("product"), *map(_place, (x, weight, found, bias)), rows, size, features, 0, 0
+    return Instruction(words, tuple(tensors), _shares(weight.numel() * max(1, rows // 8)))
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, found: torch.Tensor) -> Instruction:
@@ -47,14 +47,16 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     rows, cols = x.view(-1, x.shape[-1]).shape
     tensors = tuple(one for one in (x, weight, found, bias) if one is not None)
     eps_bits = int(np.float32(eps).view(np.int32))
-    return Instruction((_code("norm"), *map(_place, (x, weight, found, bias)), rows, cols, eps_bits, 0, 0), tensors)
+    return Instruction((_code("norm"), *map(_place, (x, weight, found, bias)), rows, cols, eps_bits, 0, 0), tensors, _shares(x.numel()))
 
 
 def lookup(table: torch.Tensor, ids: torch.Tensor, found: torch.Tensor) -> Instruction:
     """The rows of int64 ids of a dense float32 table."""
     rows, cols = table.shape
     return Instruction(
-        (_code("lookup"), *map(_place, (table, ids, found)), ids.numel(), cols, rows, 0, 0, 0), (table, ids, found)
+        (_code("lookup"), *map(_place, (table, ids, found)), ids.numel(), cols, rows, 0, 0, 0),
+        (table, ids, found),
+        _shares(found.numel()),
     )
 
 
@@ -67,7 +69,12 @@ def each(function: str, x: torch.Tensor, y: torch.Tensor | None, found: torch.Te
     second, sizes = x if y is None else y, layout(function, x, y, found.shape)
     assert sizes is not None
     steps = [step * one.element_size() for step, one in zip(sizes[3:], (x, second, found), strict=True)]
-    return Instruction((_code(function), *map(_place, (x, second, found)), *sizes[:3], *steps), (x, second, found))
+    words = (_code(function), *map(_place, (x, second, found)), *sizes[:3], *steps)
+    return Instruction(words, (x, second, found), _shares(max(x.numel(), found.numel())))
+
+
+def _shares(numbers: int) -> int:
+    return max(1, numbers // SHARE)
 
 
 def layout(function: str, x: torch.Tensor, y: torch.Tensor | None, shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -108,52 +115,31 @@ def _code(function: str) -> int:
 
 
 def together(calls: Iterable[Callable[[], object]], threads: int) -> list[Callable[[], object]]:
-    """The calls, in which instructions in a row are one call; those that several threads divide are a call of their own."""
+    """The calls, in which instructions in a row are one call, of as many threads as it pays to divide them among."""
     found, waiting = list[Callable[[], object]](), list[Instruction]()
     for call in (*calls, None):
-        if isinstance(call, Instruction) and min(threads, call.num_shares) == 1:
+        if isinstance(call, Instruction):
             waiting.append(call)
             continue
         if waiting:
-            found.append(_tape(waiting))
+            found.append(_tape(waiting, threads))
             waiting = []
-        if isinstance(call, Instruction):
-            found.append(_divided(call, min(threads, call.num_shares)))
-        elif call is not None:
+        if call is not None:
             found.append(call)
     return found
 
 
-def _tape(instructions: Sequence[Instruction]) -> Callable[[], object]:
+def _tape(instructions: Sequence[Instruction], threads: int) -> Callable[[], object]:
     from autosplit.backends.rowloops import play  # loads numba
 
     held = [one.tensors for one in instructions]
-    tape = np.array([one.words for one in instructions], np.int64)
+    tape = np.array([(*one.words, min(threads, one.num_shares)) for one in instructions], np.int64)
+    place, lines, others = tape.ctypes.data, len(tape), int(tape[:, -1].max()) - 1
 
-    def run() -> None:
-        failed = play(tape)
+    def run(_: object = tape) -> None:  # which keeps the tape, as it keeps the tensors, as long as this call lives
+        failed = play(place, lines, *(team_of(others) if others else (0, 0)), others)
         if failed >= 0:
-            table, ids, _ = held[failed]  # which holds the tensors as long as this call lives
+            table, ids, _ = held[failed]
             raise IndexError(f"ids {ids.flatten().tolist()} are not all rows of a table of {len(table)}; give ids below that")
 
     return run
-
-
-def _divided(instruction: Instruction, count: int) -> Callable[[], object]:
-    """A product whose features several threads divide."""
-    *others, features = instruction.words
-    ends = [features * share // count for share in range(count + 1)]
-    shares = [_tape([Instruction((*others[:-1], *pair), instruction.tensors)]) for pair in pairwise(ends)]
-
-    def run() -> None:
-        waiting = [_threads(count - 1).submit(share) for share in shares[1:]]
-        shares[0]()
-        for one in waiting:
-            one.result()
-
-    return run
-
-
-@cache
-def _threads(number: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(number)
