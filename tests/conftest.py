@@ -33,6 +33,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which l
 # Torch's threads spin while they wait, which takes the core of the other test process: a trace cost 1.7 times the processor time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # a stage compiles in five sixths of the time
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else four libraries are compiled and loaded, to try the core's flags
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job, and of every child that gets Ctrl-C here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says

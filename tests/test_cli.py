@@ -688,14 +688,14 @@ def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(
     assert (result.exit_code, "stopped" in result.output) == (130, True), result.output
 
 
-@pytest.mark.parametrize(("command", "code"), [([], 0), (["nohup"], -signal.SIGKILL)], ids=["", "with nohup"])
+@pytest.mark.parametrize(("command", "code"), [(["env", "--default-signal=HUP"], 0), (["nohup"], -signal.SIGKILL)])
 def test_a_terminal_that_is_closed_ends_a_command_as_ctrl_c_does(command: list[str], code: int, tmp_path: Path) -> None:
     """The signal ended it at once, and the stages that it had written stayed in the folder for temporary files."""
     words = [*command, sys.executable, "-m", "autosplit.cli", "status", "--watch"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGHUP)
-        if command:
+        if code:
             assert all(process.stdout.readline() for _ in range(2))
             process.kill()
         process.stdout.read()  # a pipe that is closed at this end would end it too

@@ -51,8 +51,9 @@ def aot_compile(module: Any, examples: tuple[torch.Tensor, ...], options: Mappin
     The public ``aoti_compile_and_package`` writes an archive of them, see ``open_library``.
     """
     with needs("torch"):
-        from torch._inductor import aot_compile as compile_module
-    return compile_module(module, examples, options=dict(options))
+        from torch import _inductor
+    tables = {"aot_inductor.enable_line_tables": False} if hasattr(_inductor.config.aot_inductor, "enable_line_tables") else {}
+    return _inductor.aot_compile(module, examples, options={**options, **tables})  # they are for debuggers, and take a tenth
 
 
 def open_library(path: Path) -> Any:

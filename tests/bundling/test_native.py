@@ -111,6 +111,7 @@ def test_a_library_takes_its_weights_from_the_bundle(traced: Traced, path: Path,
     weights = sum(weight.num_bytes for weight in traced.graph.weights.values())
     assert manifest.files[WEIGHTS].num_bytes < 1.05 * weights
     assert {"bundle.h", "main.cpp", "CMakeLists.txt", "table.txt"} <= set(manifest.files)
+    assert b".debug_line" not in (path / "n0p0.so").read_bytes()  # nobody debugs it, and a tenth of its compilation went there
     with pytest.raises(BundleError, match=r"part 'first' of the bundle is native code .* trust=True"):
         load_bundle(path)
     monkeypatch.setenv("PATH", "")  # no compiler is needed any more
