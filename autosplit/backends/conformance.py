@@ -86,11 +86,16 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
 
     Runtimes of ONNX files run ops with a state in torch (see ``pieces``). The others take torch's own tensors.
     """
-    if backend not in FROM_ONNX:
+    if not keeps_states(backend):
         return {node.name: STATE for node in traced.program.graph.nodes if states_of(node)}
     strange = {name: spec.dtype for name, spec in traced.specs.items() if spec.torch_dtype not in ELEMENT_TYPES}
     touched = {op.name: next((value for value in (*op.inputs, *op.outputs) if value in strange), "") for op in traced.graph.ops}
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
+
+
+def keeps_states(backend: str) -> bool:
+    """Whether a backend leaves ops that write to a state to torch, in whose memory it is."""
+    return backend in ("eager", *FROM_ONNX)
 
 
 def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
