@@ -75,7 +75,7 @@ def generator(
     require_caches_here(machine := as_machine("cpu" if devices is None else devices), setup)
     demands_of(constraints).require_consistent(machine)
     usual = Sequences()
-    prompt = min(usual.prompt, max_length) if prompt is None else prompt
+    prompt = max(1, min(usual.prompt, max_length)) if prompt is None else prompt
     new = max(1, min(usual.new, max_length - prompt + 1)) if new is None else new
     sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
     opened = _opened(model, machine, constraints, sequences, (prompts, Sampling(max_new_tokens)), setup, budget)
