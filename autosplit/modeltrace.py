@@ -129,7 +129,7 @@ def trace(
 
 
 def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
-    """The steps of a language model. Raises: as ``load_model`` and ``step_family``. UsageError: an exported program, or no room."""
+    """The steps of a language model. Raises: as ``load_model``, ``step_family``. UsageError: an exported program, or no room."""
     if isinstance(model, ExportedProgram) or str(model).endswith(".pt2"):
         name = "the model" if isinstance(model, ExportedProgram) else f"'{model}'"
         raise UsageError(f"{name} is an exported program, which computes whole sequences; give the module that it was made of")

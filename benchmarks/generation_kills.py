@@ -80,7 +80,10 @@ def at_random(generator: Generator, engine: Engine, count: int, mean_s: float) -
     counts = {"sequences": ended, "kills": kills[0], "restarts": engine.restarts - restarts, "seconds": seconds}
     lost = [number for number, one in enumerate(found) if one != wanted[number]]
     if engine.failure is not None:
-        return counts | {"wrong": [f"sequence {one}" for one in lost if isinstance(found[one], list)], "gave_up": str(engine.failure)}
+        return counts | {
+            "wrong": [f"sequence {one}" for one in lost if isinstance(found[one], list)],
+            "gave_up": str(engine.failure),
+        }
     return counts | {"wrong": [f"sequence {one}: {found[one]}" for one in lost]}
 
 

@@ -118,8 +118,8 @@ def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
                     kind = "finite"
                 made[node] = draw(spec.shape, spec.torch_dtype, kind, seed, level, limits.get(node), scalars)
         if isinstance(trial.node.target, OpOverload) and schema_of(trial.node.target).name in GROUPED:
-            rows, _, ends = trial.node.args[:3]
-            made |= {node: _group_ends(made[node], len(made[rows])) for node in (ends,) if node in made}
+            rows, _, ends = trial.node.all_input_nodes
+            made |= {ends: _group_ends(made[ends], len(made[rows]))} if {rows, ends} <= made.keys() else {}
         made = {node: laid_out(value, trial.inputs[node]) for node, value in made.items()}
         for inputs in (made, {node: _without_zeros(value) for node, value in made.items()}):
             with suppress(Exception):

@@ -57,7 +57,7 @@ def demands_of(constraints: Constraints | None) -> Constraints:
 
 
 def require_caches_here(machine: Machine, setup: Setup) -> None:
-    """Raises: UsageError: ``max_error``; a backend that cannot keep caches; hosts or accelerators, as caches are in memory here."""
+    """Raises: UsageError: ``max_error``; a backend without caches; hosts or accelerators, as caches are in memory here."""
     setup.require_one_precision()
     named = () if setup.backends is None else setup.considered
     if without := ", ".join(f"'{one}'" for one in named if not keeps_states(one)):
