@@ -95,7 +95,7 @@ def test_prompts_that_do_not_fit_are_refused_before_anything_is_measured(llama, 
 def test_a_backend_without_caches_is_refused_before_anything_is_traced():
     """It compiled for half an hour, all but the ops of attention, and then there was no plan."""
     setup = autosplit.Setup(backends="eager,inductor", precision="bf16", progress=False)
-    with pytest.raises(autosplit.UsageError, match=r"^'inductor' cannot run a generator: .* name eager, onnxruntime or openvino$"):
+    with pytest.raises(autosplit.UsageError, match=r"^'inductor' cannot run a generator: .* name eager, onnxruntime or"):
         autosplit.generator("transformers:LlamaForCausalLM", "cpu:0", setup=setup)
 
 
