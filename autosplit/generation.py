@@ -37,9 +37,10 @@ def generator(
     *,
     max_sequences: int = 16,
     max_length: int = 1024,
-    prompt: int = 128,
-    new: int = 64,
+    prompt: int | None = None,
+    new: int | None = None,
     prompts: Sequence[Sequence[int] | torch.Tensor] = (),
+    max_new_tokens: int = 1,
     first_token_s: float | None = None,
     per_token_s: float | None = None,
     setup: Setup = SETUP,
@@ -59,9 +60,12 @@ def generator(
         constraints: demands on the plan. Stages have no replicas, as a sequence belongs to the caches of one; whole models may
             stand side by side. The objective ``latency`` is the time from one token of a sequence to its next one.
         max_sequences: sequences side by side; others wait.
-        max_length: tokens of a sequence, those of its prompt included.
-        prompt, new: tokens of a usual prompt and of its answer, for which the plan is made.
-        prompts: prompts that will come. One that the model cannot take is refused before anything is measured.
+        max_length: tokens of a sequence, those of its prompt included; with an encoder of an answer, and of a prompt.
+        prompt, new: tokens of a usual prompt and of its answer, for which the plan is made; None for 128 and 64, or as many as
+            fit.
+        prompts: prompts that will come. One that the model cannot take, or without room for ``max_new_tokens``, is refused before
+            anything is measured.
+        max_new_tokens: new tokens after each of ``prompts``.
         first_token_s, per_token_s: limits, as for ``Sequences``.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
@@ -70,10 +74,11 @@ def generator(
     """
     require_caches_here(machine := as_machine("cpu" if devices is None else devices), setup)
     demands_of(constraints).require_consistent(machine)
-    prompt = min(prompt, max_length)
-    new = min(new, max_length - prompt + 1)
+    usual = Sequences()
+    prompt = max(1, min(usual.prompt, max_length)) if prompt is None else prompt
+    new = max(1, min(usual.new, max_length - prompt + 1)) if new is None else new
     sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
-    opened = _opened(model, machine, constraints, sequences, prompts, setup, budget)
+    opened = _opened(model, machine, constraints, sequences, (prompts, Sampling(max_new_tokens)), setup, budget)
     settle()
     return opened
 
@@ -83,7 +88,7 @@ def _opened(
     machine: Machine,
     constraints: Constraints | None,
     sequences: Sequences,
-    prompts: Sequence[Sequence[int] | torch.Tensor],
+    asked: tuple[Sequence[Sequence[int] | torch.Tensor], Sampling],
     setup: Setup,
     budget: Budget | float,
 ) -> Generator:
@@ -94,8 +99,8 @@ def _opened(
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
-        for one in prompts:
-            new_generation(one, None, Sampling(max_new_tokens=1), capacity_of(family))
+        for one in asked[0]:
+            new_generation(one, None, asked[1], capacity_of(family))
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened = open_in(workspace, family, found.plan, machine, held, progress)

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from autosplit.arguments import checked
 from autosplit.errors import BRIEF, ModelError, UsageError, names
-from autosplit.generating.steps import StepFamily, step_family
+from autosplit.generating.steps import StepFamily, has_encoder, step_family
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family, Places, named_tensors, trace_family
@@ -129,7 +129,7 @@ def trace(
 
 
 def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
-    """The steps of a language model. Raises: as ``load_model`` and ``step_family``. UsageError: an exported program."""
+    """The steps of a language model. Raises: as ``load_model``, ``step_family``. UsageError: an exported program, or no room."""
     if isinstance(model, ExportedProgram) or str(model).endswith(".pt2"):
         name = "the model" if isinstance(model, ExportedProgram) else f"'{model}'"
         raise UsageError(f"{name} is an exported program, which computes whole sequences; give the module that it was made of")
@@ -140,6 +140,8 @@ def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
         loaded = loading.load_model(model, trust=trust)
         assert isinstance(loaded.module, nn.Module)  # only a .pt2 file holds anything else
         module, source, notes = loaded.module, Source(loaded.source.spec), loaded.notes
+    if not has_encoder(module):
+        sequences.require_room()
     family = step_family(module, sequences.max_sequences, sequences.max_length, prompt=sequences.prompt, new=sequences.new)
     variants = tuple(replace(traced, source=source, notes=(*notes, *traced.notes)) for traced in family.variants)
     return replace(family, variants=variants, sequences=sequences)

@@ -2,6 +2,7 @@
 
 First N sequences run while workers are killed at random, then one sequence runs again and again, and the worker of each stage
 is killed at each of its tokens. Every answer must hold the tokens that it has without kills; the exit code is 1 if one does not.
+Where kills come so fast that a pipeline gives up, the rows say how much ended before, and why it did; the code is 1 then, too.
 """
 
 import argparse
@@ -13,8 +14,9 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ import transformers
 
 import autosplit
 from autosplit.devices.limits import affinity
+from autosplit.errors import WorkerError
 from autosplit.generating.generators import Generator
 from autosplit.generating.steps import step_family
 from autosplit.running.engine import Engine
@@ -54,14 +57,17 @@ def at_random(generator: Generator, engine: Engine, count: int, mean_s: float) -
     ]
 
     def run() -> list[list[int] | str]:
-        futures = [generator.submit(prompt, **some) for prompt, some in zip(prompts, settings, strict=True)]
+        futures = list[Future[list[int]]]()
+        with suppress(WorkerError):  # the pipeline has given up
+            for prompt, some in zip(prompts, settings, strict=True):
+                futures.append(generator.submit(prompt, **some))
         return [str(failure) if (failure := one.exception()) else one.result() for one in futures]
 
     wanted, kills, over = run(), [0], threading.Event()
 
     def strike() -> None:
         while not over.wait(numbers.expovariate(1 / mean_s)):
-            with suppress(ProcessLookupError):  # it was killed a moment ago, and its place is not filled yet
+            with suppress(ProcessLookupError, IndexError):  # killed a moment ago and not replaced yet; given up
                 os.kill(numbers.choice(engine.pids), signal.SIGKILL)
                 kills[0] += 1
 
@@ -70,27 +76,35 @@ def at_random(generator: Generator, engine: Engine, count: int, mean_s: float) -
     found = run()
     over.set()
     thread.join()
-    wrong = [f"sequence {number}: {one}" for number, one in enumerate(found) if one != wanted[number]]
-    seconds = time.monotonic() - begun_s
-    return {"sequences": count, "kills": kills[0], "restarts": engine.restarts - restarts, "wrong": wrong, "seconds": seconds}
+    seconds, ended = time.monotonic() - begun_s, sum(isinstance(one, list) for one in found)
+    counts = {"sequences": ended, "kills": kills[0], "restarts": engine.restarts - restarts, "seconds": seconds}
+    lost = [number for number, one in enumerate(found) if one != wanted[number]]
+    if engine.failure is not None:
+        return counts | {
+            "wrong": [f"sequence {one}" for one in lost if isinstance(found[one], list)],
+            "gave_up": str(engine.failure),
+        }
+    return counts | {"wrong": [f"sequence {one}: {found[one]}" for one in lost]}
 
 
 def at_each_token(generator: Generator, engine: Engine, new: int) -> dict[str, Any]:
     """One sequence for each stage and token, whose worker is killed as soon as the token is there."""
     wanted = generator.submit(PROMPT, max_new_tokens=new).result()
     pauses_s, wrong = list[float](), list[str]()
-    for stage in range(len(engine.pids)):
-        for place in range(new - 1):
-            times_s = [time.monotonic()]
+    for stage, place in product(range(len(engine.pids)), range(new - 1)):
+        times_s = [time.monotonic()]
 
-            def told(token: int, stage: int = stage, place: int = place, times_s: list[float] = times_s) -> None:
-                times_s.append(time.monotonic())
-                if len(times_s) == place + 2:
-                    os.kill(engine.pids[stage], signal.SIGKILL)
+        def told(token: int, stage: int = stage, place: int = place, times_s: list[float] = times_s) -> None:
+            times_s.append(time.monotonic())
+            if len(times_s) == place + 2:
+                os.kill(engine.pids[stage], signal.SIGKILL)
 
+        try:
             if generator.submit(PROMPT, max_new_tokens=new, on_token=told).result() != wanted:
                 wrong.append(f"stage {stage}, token {place}")
-            pauses_s.append(max(after - before for before, after in pairwise(times_s)))
+        except WorkerError as failure:
+            return {"kills": len(pauses_s) + 1, "wrong": wrong, "gave_up": str(failure)}
+        pauses_s.append(max(after - before for before, after in pairwise(times_s)))
     ordered = sorted(pauses_s)
     return {"kills": len(ordered), "wrong": wrong, "median_pause_s": ordered[len(ordered) // 2], "longest_pause_s": ordered[-1]}
 
@@ -105,18 +119,19 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("autosplit").setLevel(logging.ERROR)  # each kill is a warning
+    rows = dict[str, dict[str, Any]]()
     with opened() as generator:
         assert isinstance(generator.pipeline, Engine)
-        rows = {
-            "at random": at_random(generator, generator.pipeline, given.sequences, given.mean_s),
-            "at each token of each stage": at_each_token(generator, generator.pipeline, given.new),
-        }
+        rows["at random"] = at_random(generator, generator.pipeline, given.sequences, given.mean_s)
+    with opened() as generator:  # the first one may have given up
+        assert isinstance(generator.pipeline, Engine)
+        rows["at each token of each stage"] = at_each_token(generator, generator.pipeline, given.new)
     if given.json:
         print(json.dumps(rows, indent=1))
     else:
         for name, row in rows.items():
             print(f"{name}: {', '.join(f'{key} {value}' for key, value in row.items())}")
-    return int(any(row["wrong"] for row in rows.values()))
+    return int(any(row["wrong"] or "gave_up" in row for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import BackendError, refusals
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
-from autosplit.tracing.indexlimits import divisor, index_limits
+from autosplit.tracing.indexlimits import base_name, divisor, index_limits
 from autosplit.tracing.programs import states_of
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
 from autosplit.tracing.zerosigns import observed_zeros
@@ -34,6 +34,9 @@ STATE = "it writes to a state, which its runtime may copy"
 
 _CASES = "autosplit_cases"
 """Attribute of a graph that keeps its cases, as ``valueranges`` keeps ranges."""
+
+UNFILLED = ("empty_like", "new_empty", "new_empty_strided")
+"""Operators whose results hold whatever was in memory."""
 
 WORDS: Mapping[Values, str] = {
     "finite": "finite values",
@@ -86,11 +89,16 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
 
     Runtimes of ONNX files run ops with a state in torch (see ``pieces``). The others take torch's own tensors.
     """
-    if backend not in FROM_ONNX:
+    if not keeps_states(backend):
         return {node.name: STATE for node in traced.program.graph.nodes if states_of(node)}
     strange = {name: spec.dtype for name, spec in traced.specs.items() if spec.torch_dtype not in ELEMENT_TYPES}
     touched = {op.name: next((value for value in (*op.inputs, *op.outputs) if value in strange), "") for op in traced.graph.ops}
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
+
+
+def keeps_states(backend: str) -> bool:
+    """Whether a backend leaves ops that write to a state to torch, in whose memory it is."""
+    return backend in ("eager", *FROM_ONNX)
 
 
 def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
@@ -99,7 +107,8 @@ def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Val
     known = values_of(traced.program, assumed)
     held = vars(traced.program.graph)
     if _CASES not in held:
-        nodes = [node for node in known if is_op(node) and node.all_input_nodes and not states_of(node)]
+        nodes = [node for node in known if is_op(node) and node.all_input_nodes and base_name(node) not in UNFILLED]
+        nodes = [node for node in nodes if not states_of(node)]
         cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         held[_CASES] = [(node, case) for node, case in cases if case is not None]
     varying: list[tuple[fx.Node, Case]] = [

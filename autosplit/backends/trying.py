@@ -13,6 +13,8 @@ from autosplit.backends.base import Runnable
 from autosplit.backends.hardvalues import LARGE, NUM_DRAWS, SMALL, WIDE, Values, distinct, draw
 from autosplit.backends.opcases import call
 from autosplit.backends.probing import innermost
+from autosplit.backends.translating import GROUPED
+from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.differing import difference
 from autosplit.tracing.flattening import is_op, is_pick, pick_index
 from autosplit.tracing.indexlimits import Limits, base_name, divisor, index_limits
@@ -115,6 +117,9 @@ def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
                 if values == "masked" and node in attended(trial.node):
                     kind = "finite"
                 made[node] = draw(spec.shape, spec.torch_dtype, kind, seed, level, limits.get(node), scalars)
+        if isinstance(trial.node.target, OpOverload) and schema_of(trial.node.target).name in GROUPED:
+            rows, _, ends = trial.node.all_input_nodes
+            made |= {ends: _group_ends(made[ends], len(made[rows]))} if {rows, ends} <= made.keys() else {}
         made = {node: laid_out(value, trial.inputs[node]) for node, value in made.items()}
         for inputs in (made, {node: _without_zeros(value) for node, value in made.items()}):
             with suppress(Exception):
@@ -127,6 +132,15 @@ def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
 def _eager(trial: Trial, inputs: Mapping[fx.Node, torch.Tensor]) -> list[torch.Tensor]:
     result = call(trial.node, {**trial.weights, **inputs}, {})
     return [result] if isinstance(result, torch.Tensor) else [result[pick_index(pick)] for pick in trial.outputs]
+
+
+def _group_ends(drawn: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Where consecutive groups of rows end, of drawn integers: in order, the last one behind all rows.
+
+    >>> _group_ends(torch.tensor([7, 2, -1]), 5).tolist()
+    [1, 2, 5]
+    """
+    return (drawn % (num_rows + 1)).sort().values.index_fill(0, torch.tensor(len(drawn) - 1), num_rows)
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:

@@ -105,12 +105,6 @@ class Generate(Sampled):
     def sequences(self, longest: int) -> Sequences:
         """The sequences to plan for, with a longest prompt of so many tokens. Raises: UsageError: they do not fit."""
         numbers = {} if self.generate is None else sequence_numbers(self.generate)
-        room, needed = numbers.get("max_length", Sequences().max_length), longest + self.max_new_tokens - 1
-        if needed > room:
-            raise UsageError(
-                f"max_length is {room}, and the longest prompt has {longest} tokens, after which --max-new-tokens asks for "
-                f"{self.max_new_tokens}; raise the first (--generate max_length={needed}) or lower the last"
-            )
         return Sequences(**{"prompt": longest, "new": self.max_new_tokens} | numbers)
 
 
@@ -148,6 +142,7 @@ def generate(given: Generate) -> None:
                 Constraints(num_stages=given.stages),
                 **given.sequences(longest).given,
                 prompts=prompts,
+                max_new_tokens=settings.max_new_tokens,
                 setup=given.setup(progress, log(given)),
                 budget=Budget(planner_s=None if given.time_limit is None else seconds(given.time_limit)),
             )

@@ -100,7 +100,7 @@ class Generator(Draining):
         Args:
             prompt: at least one token id; for Whisper a sound [samples], 16,000 a second, or its features [bins, frames].
             start: ids with which the answer of a model with an encoder begins, before the new ones; None for those of the model.
-            priority: lower gets a slot sooner; then arrival counts.
+            priority: lower gets a slot sooner; of equal ones callers take turns (see ``submit_all``).
             deadline_s: seconds from now after which the sequence fails.
             timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
             on_token: called with each new token in the thread that brings the answer of a step; it must return at once. True ends
@@ -119,6 +119,7 @@ class Generator(Draining):
     def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
         """Take in sequences of ``new_generation`` at once: the first step may hold tokens of all for which the queue has room.
 
+        Calls share the slots: the second sequence of this one gets a slot after the first one of a call that comes now.
         ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
         Raises: RefusedError, WorkerError: as ``submit``.
         """

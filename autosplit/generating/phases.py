@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import inf, isinf
 
+from autosplit.backends.conformance import keeps_states
 from autosplit.deploying.setup import Setup
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
@@ -56,8 +57,14 @@ def demands_of(constraints: Constraints | None) -> Constraints:
 
 
 def require_caches_here(machine: Machine, setup: Setup) -> None:
-    """Raises: UsageError: ``max_error``; or hosts or accelerators, as caches are in memory of this machine, for its cores."""
+    """Raises: UsageError: ``max_error``; a backend without caches; hosts or accelerators, as caches are in memory here."""
     setup.require_one_precision()
+    named = () if setup.backends is None else setup.considered
+    if without := ", ".join(f"'{one}'" for one in named if not keeps_states(one)):
+        raise UsageError(
+            f"{without} cannot run a generator: the attention of each layer writes to its cache, which such a backend may copy; "
+            "name eager, onnxruntime or openvino"
+        )
     elsewhere = "the hosts" if setup.hosts is not None else ", ".join(one.name for one in machine.devices if is_accelerator(one))
     if elsewhere:
         raise UsageError(f"the caches of a generator are in memory of this machine, for its cores; leave out {elsewhere}")

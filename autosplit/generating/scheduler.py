@@ -223,7 +223,7 @@ class Scheduler:
         The steps count with all of their seconds: where only the seconds beyond single tokens counted, many small chunks looked
         cheap, and sequences whose prompts wait decode nothing (25 M parameters: 562 tokens/s in place of 899).
         """
-        waiting = [_part(generation, self._most) for generation in sorted(prompts, key=attrgetter("priority", "came_ns"))]
+        waiting = [_part(generation, self._most) for generation in sorted(prompts, key=attrgetter("priority"))]
         rows, free, free_rows = [part.num_rows for part in waiting if part.num_rows], self._most - num_beside, 0
         if rows:
             free_rows = best_rooms(rows, [(one.sizes[TOKENS] - self._most, one.seconds) for one in self._buckets])[-1]

@@ -109,7 +109,7 @@ def step_family(
     sequences = Sequences(prompt, min(new, max(max_length - prompt + 1, 1)), max_sequences, max_length)
     if chunk < 1:
         raise UsageError(f"chunk is {chunk} tokens, and must be at least 1")
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if has_encoder(model):
         return _with_encoder(model, sequences)
     allowed, middle = {TOKENS: step_sizes(max_sequences, chunk)}, min(prompt + sequences.new // 2, max_length - 1)
     step = DecoderStep(cached(model, max_sequences, max_length), max_sequences, max_length).eval()
@@ -132,6 +132,11 @@ def step_family(
         variants, dims = tuple(map(without_lookup, family.variants)), {**family.dims, EMBEDDED: {0: TOKENS}}
         family = Family(variants, family.sizes, allowed, dims, {}, family.shapes)
     return _steps_of(family, sequences, model, table=table)
+
+
+def has_encoder(model: nn.Module) -> bool:
+    """Whether an encoder of the model reads the prompts, so that an answer has the whole length of the caches."""
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", False)
 
 
 def _steps_of(

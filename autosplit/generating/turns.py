@@ -56,8 +56,10 @@ class Turns:
     ) -> None:
         self._pipelines, self._schedulers, self._capacity = pipelines, schedulers, capacity
         self._queue_capacity = queue_capacity
-        self._waiting: list[tuple[int, int, Generation]] = []
+        self._waiting: list[tuple[int, int, int, Generation]] = []
+        """Heap of priorities, turns, arrivals and sequences."""
         self._arrivals = itertools.count()
+        self._num_admitted = 0
         self._answers = deque[tuple[int, Step, "Future[Any]"]]()
         self._tally = Tally([one.counts for one in schedulers])
         self._is_open = True
@@ -86,10 +88,14 @@ class Turns:
             return self._tally.stats(clear=clear)
 
     def put(self, generations: Sequence[Generation], timeout_s: float | None) -> None:
-        """Take in sequences, as ``Generator.submit_all``."""
+        """Take in sequences, as ``Generator.submit_all``.
+
+        The n-th of them waits for n others that get a slot from now on, as does the n-th of any other call: callers share the
+        slots (start-time fair queuing: Goyal, Vin, Cheng, SIGCOMM 1996), and nobody waits behind all sequences of another one.
+        """
         here = threading.get_ident() == self._turner  # a callback, for which no place becomes free while it waits
         with self._changed:
-            for generation in generations:
+            for turn, generation in enumerate(generations, self._num_admitted):
                 room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
                 if self._failure is not None:
                     raise self._failure
@@ -103,7 +109,7 @@ class Turns:
                         f"{self.num_running} have a place in the caches (limit {self._capacity.max_sequences}); "
                         "submit later"
                     )
-                heapq.heappush(self._waiting, (generation.priority, next(self._arrivals), generation))
+                heapq.heappush(self._waiting, (generation.priority, turn, next(self._arrivals), generation))
                 self._calls.put(True)
 
     def close(self, *, drain: bool) -> None:
@@ -125,7 +131,7 @@ class Turns:
 
     def _fail(self, schedulers: Sequence[Scheduler], failure: BaseException, *, at_once: bool = False) -> None:
         """End the sequences of some pipelines as ``fail_all`` does, and in the next turn those that wait (the lock is held)."""
-        for _, _, generation in self._waiting:
+        for *_, generation in self._waiting:
             generation.failure = generation.failure or failure
         for scheduler in schedulers:
             scheduler.fail_all(failure, at_once=at_once)
@@ -181,12 +187,13 @@ class Turns:
         if not self._waiting:
             return []
         now_ns = time.monotonic_ns()
-        ended = [entry for entry in self._waiting if entry[2].has_failed(now_ns)]
+        ended = [entry for entry in self._waiting if entry[-1].has_failed(now_ns)]
         if ended:
             self._waiting = sorted(set(self._waiting) - set(ended))  # a sorted list is a heap
         while self._waiting and (scheduler := max(self._schedulers, key=attrgetter("num_free"))).num_free:
-            scheduler.add(heapq.heappop(self._waiting)[2])
-        return [generation for _, _, generation in ended]
+            scheduler.add(heapq.heappop(self._waiting)[-1])
+            self._num_admitted += 1
+        return [generation for *_, generation in ended]
 
     def _send(self, number: int, step: Step) -> None:
         """Hand a step to a pipeline."""

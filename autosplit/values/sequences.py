@@ -20,10 +20,10 @@ class Sequences:
     Attributes:
         prompt, new: tokens of a usual prompt and of its answer.
         max_sequences: sequences side by side.
-        max_length: most tokens of a sequence, those of its prompt included.
+        max_length: most tokens of a sequence, those of its prompt included; with an encoder of an answer, and of a prompt.
         first_token_s, per_token_s: most seconds to the first new token of sequences that come at once, and from one token of a
             sequence to its next one, in the mean of a sequence; None for no limit.
-    Raises: UsageError: a number is below 1, a limit is not above 0, or a usual sequence is longer than ``max_length``.
+    Raises: UsageError: a number is below 1, a limit is not above 0, or a usual prompt or answer is longer than ``max_length``.
     """
 
     prompt: int = 128
@@ -38,10 +38,19 @@ class Sequences:
         faults = [f"{name} is {number}, and must be at least 1" for name, number in counts.items() if number < 1]
         wrong = {name: limit for name, limit in self.limits.items() if not 0 < limit < inf}
         faults += [f"{name} is {limit} s, and must be above 0 s" for name, limit in wrong.items()]
-        if not faults and self.prompt + self.new - 1 > self.max_length:
-            usual = f"prompt {self.prompt} and new {self.new}"
-            faults = [f"{usual} are beyond max_length {self.max_length}; give max_length={self.prompt + self.new - 1}"]
+        if not faults and max(self.prompt, self.new) > self.max_length:
+            faults = [self._too_long]
         raise_faults(UsageError, "the sequences cannot be planned for", faults)
+
+    def require_room(self) -> None:
+        """Raises: UsageError: a usual answer has no room behind its prompt, for a model that keeps both in one cache."""
+        if self.prompt + self.new - 1 > self.max_length:
+            raise UsageError(f"the sequences cannot be planned for: {self._too_long}")
+
+    @property
+    def _too_long(self) -> str:
+        usual = f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"
+        return f"{usual}; give max_length={self.prompt + self.new - 1}, or fewer new tokens"
 
     def largest_group(self, num_groups: int) -> int:
         """The most sequences in one of ``num_groups`` groups, as stages or replicas divide them."""

@@ -83,7 +83,10 @@ def test_several_prompts_and_json(asked):
         (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
         (["--prompt-ids", "1", "--stop", "end"], "--stop is for answers in text"),
         (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),
-        (["--prompt-ids", "1,2", "--generate", "max_length=8"], "max_length is 8, and the longest prompt has 2 tokens"),
+        (
+            ["--prompt-ids", "1,2", "--generate", "max_length=8"],
+            "prompt 2 and new 64 are beyond max_length 8; give max_length=65",
+        ),
         (["--prompt-ids", "1,2", "--generate", "slots=8"], "'slots=8' is not one of prompt, new"),
         (["--prompt-ids", "1", "--cluster", "auto"], "leave out --cluster"),
         (["--prompt-ids", "1", "--plan", "none.yaml", "--stages", "2"], "the model runs; leave out --stages, --backend"),

@@ -114,6 +114,13 @@ def test_a_step_without_a_source_reads_no_weight_of_the_encoder(family):
     assert family.at({"tokens": SEQUENCES}).run(*family.at({"tokens": SEQUENCES}).example_inputs).shape == (SEQUENCES,)
 
 
+def test_an_answer_has_the_whole_length_beside_its_prompt(model, family, monkeypatch):
+    """They were counted together."""
+    monkeypatch.setattr("autosplit.modeltrace.step_family", lambda *_, **__: family)
+    usual = f"prompt=30,new=20,max_sequences={SEQUENCES},max_length={LENGTH}"
+    assert autosplit.trace(model, generate=usual).sequences.new == 20
+
+
 def test_what_is_no_prompt_is_refused(name, generator):
     if name.startswith("T5"):
         with pytest.raises(UsageError, match=f"{LENGTH + 1} tokens, and the caches hold {LENGTH}"):

@@ -76,12 +76,27 @@ def test_limits_are_those_of_the_model(generator):
         generator.submit([1] * (LENGTH + 1))
 
 
+def test_usual_sequences_that_do_not_fit_are_refused_before_anything_is_traced(llama, monkeypatch):
+    monkeypatch.setattr("autosplit.modeltrace.step_family", None)
+    with pytest.raises(autosplit.UsageError, match="prompt 30 and new 20 are beyond max_length 40; give max_length=49"):
+        autosplit.generator(llama, "cpu:0", max_length=40, prompt=30, new=20, setup=autosplit.Setup(progress=False))
+
+
 def test_prompts_that_do_not_fit_are_refused_before_anything_is_measured(llama, family, monkeypatch):
     monkeypatch.setattr("autosplit.generation.trace", lambda model, generate: family)
     monkeypatch.setattr("autosplit.generation.measure", None)
     vocabulary, setup = llama.config.vocab_size, autosplit.Setup(progress=False)
     with pytest.raises(autosplit.UsageError, match=f"{vocabulary} is no token id; ids are 0 to {vocabulary - 1}$"):
         autosplit.generator(llama, "cpu:0", prompts=[[1], [vocabulary]], setup=setup)
+    with pytest.raises(autosplit.UsageError, match="leaves room for 11 new ones, and max_new_tokens is 12"):
+        autosplit.generator(llama, "cpu:0", prompts=[[1] * 30], max_new_tokens=12, setup=setup)
+
+
+def test_a_backend_without_caches_is_refused_before_anything_is_traced():
+    """It compiled for half an hour, all but the ops of attention, and then there was no plan."""
+    setup = autosplit.Setup(backends="eager,inductor", precision="bf16", progress=False)
+    with pytest.raises(autosplit.UsageError, match=r"^'inductor' cannot run a generator: .* name eager, onnxruntime or"):
+        autosplit.generator("transformers:LlamaForCausalLM", "cpu:0", setup=setup)
 
 
 def test_hosts_and_exported_programs_are_refused_before_anything_is_measured():

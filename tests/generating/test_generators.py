@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from generating.caches import BUCKETS, NOT_FINITE, POISON, VOCABULARY, Pipeline, expected
+from pipelines import wait_until
 
 from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.generating.generators import Generator
-from autosplit.generating.sequences import Capacity
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.sequences import Capacity, new_generation
 
 SLOTS, LENGTH = 3, 80
 
@@ -64,6 +66,22 @@ def test_a_stream_that_is_closed_before_its_first_token_ends_its_sequence(pipeli
         pipeline.release()
         assert generator.generate([[2]] * SLOTS, max_new_tokens=3) == [expected([2], 3)] * SLOTS
         assert generator.stats().num_failed == 1
+
+
+def test_a_caller_waits_for_no_more_sequences_of_another_one_than_it_has_itself(pipeline):
+    """It waited for all of them: 59 s behind a request of 256."""
+    ended, many, few = [], [[1]] * 12, [[2]] * 2
+    pipeline._holds = True
+    with opened(pipeline) as generator:
+        for prompts in (many, few):
+            some = [new_generation(prompt, None, Sampling(3), generator.capacity) for prompt in prompts]
+            for one in some:
+                one.future.add_done_callback(lambda _, prompt=prompts[0]: ended.append(prompt))
+            generator.submit_all(some)
+        wait_until(lambda: generator.num_running == SLOTS)
+        pipeline.release()
+    places = [place for place, prompt in enumerate(ended) if prompt == [2]]
+    assert len(ended) == 14 and places[-1] < SLOTS + 2 * len(few), places
 
 
 def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):

@@ -25,7 +25,8 @@ def test_text_and_back():
         ("new=1.5", "'new=1.5' is not one of"),
         ("per_token_s=0", "per_token_s is 0.0 s, and must be above 0 s"),
         ("new=0", "new is 0, and must be at least 1"),
-        ("prompt=1024", "prompt 1024 and new 64 are beyond max_length 1024; give max_length=1087"),
+        ("prompt=1025", "prompt 1025 and new 64 are beyond max_length 1024; give max_length=1088"),
+        ("new=1025", "prompt 128 and new 1025 are beyond max_length 1024; give max_length=1152"),
     ],
 )
 def test_what_says_no_sequences(text, fault):
@@ -39,4 +40,6 @@ def test_a_limit_is_a_number_of_seconds():
 
 
 def test_the_last_new_token_needs_no_place():
-    assert replace(Sequences(), prompt=1024, new=1).new == 1
+    replace(Sequences(), prompt=1024, new=1).require_room()
+    with pytest.raises(UsageError, match="prompt 1024 and new 2 are beyond max_length 1024; give max_length=1025, or fewer"):
+        replace(Sequences(), prompt=1024, new=2).require_room()

@@ -255,7 +255,7 @@ def test_a_caller_that_leaves_frees_its_slot(server: Generating, stream: bool) -
     (shown,) = [one["sequences"] for one in first_event(server.url)["models"] if one["name"] == "ids"]
     assert shown == {"num_waiting": 2, "num_running": SLOTS}
     turns = server.generator._turns
-    taken_in = [*turns._schedulers[0]._running, *(one for _, _, one in turns._waiting)]
+    taken_in = [*turns._schedulers[0]._running, *(one for *_, one in turns._waiting)]
     for caller in callers:
         caller.close()
     left = len(server.pipeline.steps) + 2 * SLOTS  # steps that are under way may end
