@@ -141,6 +141,15 @@ def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
     assert stored_phases(family, machine, lambda one: measured(one.tokens) if one.tokens == 9 else None) is None
 
 
+def test_the_smallest_step_with_prompts_is_measured_too(monkeypatch):
+    """It reads weights in another form than steps of decoding, so it does not lie on the line from these to the largest step."""
+    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: 0.5)
+    family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+    family.allowed = {TOKENS: (1, 2, 4, 8, 9)}
+    found = stored_phases(family, machine, lambda one: measured(one.tokens))
+    assert sorted(found.phases) == [1, 2, 4, 9]
+
+
 def test_sequences_go_to_the_pipeline_with_the_fewest():
     pipelines = [Pipeline(2, 80, holds=True) for _ in range(2)]
     side = Generator(pipelines[0], BUCKETS, Capacity(2, 80, VOCABULARY), 1, beside=[(pipelines[1], BUCKETS)], plan=PLAN)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from autosplit.devices.limits import affinity
 from autosplit.errors import DeadlineError, RefusedError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes import service as services
 from autosplit.shapes.batching import Bucket
-from autosplit.shapes.service import ShapedService
+from autosplit.shapes.service import ShapedService, measured
 from autosplit.tracing.family import Family, trace_family
 from autosplit.tracing.loading import Model, load_model
 from autosplit.tracing.padding import with_checked_padding
@@ -258,3 +260,21 @@ def test_the_end_answers_what_was_taken_in(family: Family, engine: Engine) -> No
     assert future.done() and future.exception() is None
     with pytest.raises(RefusedError, match="the pipeline is closed"):
         service.submit(**call(1, 3, 0, True))
+
+
+def test_a_first_request_is_not_the_only_one_that_times_a_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of each size makes memory. Alone it made the largest size look slower than the others together."""
+    ran, now_s = list[str](), 0.0
+
+    def run(size: str) -> None:
+        nonlocal now_s
+        now_s += {"large": 0.2, "small": 0.1}[size] if size not in ran else {"large": 0.05, "small": 0.04}[size]
+        ran.append(size)
+
+    family: Any = SimpleNamespace(
+        variants=[SimpleNamespace(example_inputs=size) for size in ("large", "small")], sizes=[{"rows": 9}, {"rows": 8}]
+    )
+    engine: Any = SimpleNamespace(run=run)
+    monkeypatch.setattr(services, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    assert [one.seconds for one in measured(family, engine)] == pytest.approx([0.05, 0.04])
+    assert ran[:4] == ["large", "small"] * 2
