@@ -23,7 +23,7 @@ def measure_briefly() -> None:
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
     bench.FIRST_S, contest.ALONE_S = 0.05, 0.03
-    hostcost.NUM_STEPS, hostcost.WARM_UP = 8, 2
+    hostcost.NUM_STEPS, hostcost.WARM_UP, hostcost.NUM_STARTS = 8, 2, 1
     setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.05, 0.5, 0.05
     loop.LEAST_PLANNING_S, candidates.EXPLAIN_S, writing.FRONT_S, precisions.BUDGET_S = 0.2, 0.0, 0.3, 0.1
     replanning.TIME_LIMIT_S, sharedhost.PART_S, sharedhost.MOST_S = 0.2, 0.3, 0.5

@@ -53,7 +53,16 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
         devices = [stage.devices[0] for stage in one.stages]
         num_beside = num_others * len(set(devices))
         found.append(
-            simulated(busy_s, alone_s, devices, share, host_s=profile.host_s, num_beside=num_beside, source=family.source)
+            simulated(
+                busy_s,
+                alone_s,
+                devices,
+                share,
+                host_s=profile.host_s,
+                start_s=profile.start_s,
+                num_beside=num_beside,
+                source=family.source,
+            )
         )
     slowest_per_s = min(one.tokens_per_s for one in found)  # all get an equal share
     return replace(TokenRates.middle(found), tokens_per_s=slowest_per_s * sequences.max_sequences / share.max_sequences)
@@ -147,6 +156,7 @@ def simulated(
     sequences: Sequences,
     *,
     host_s: float = 0.0,
+    start_s: float = 0.0,
     num_beside: int = 0,
     source: Source | None = None,
 ) -> TokenRates:
@@ -161,6 +171,7 @@ def simulated(
         devices: the device of each stage, which runs one step at a time.
         sequences: the sequences.
         host_s: the host's processor time between the answer of a step and its next one; it takes one answer at a time.
+        start_s: the host's processor time before the first step.
         num_beside: devices of other pipelines, which compute all the time.
         source: the kind of prompts of a model with an encoder.
 
@@ -173,7 +184,7 @@ def simulated(
     scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)), sequences.per_token_s, source)
     rows = None if source is None else np.empty((source.num_rows(sequences.prompt), 0))
     num_first = sequences.prompt if source is None else source.num_start
-    now_s, times_s = 0.0, [list[float]() for _ in range(sequences.max_sequences)]
+    now_s, times_s = start_s, [list[float]() for _ in range(sequences.max_sequences)]
 
     def note(times: list[float], token: int) -> None:
         times.append(now_s)

@@ -5,6 +5,8 @@ all cores are devices, a device computes nothing while the host works there. So 
 which its stage waits: the rest is taken from another stage. It is measured with pipelines on all devices at once, whose one stage
 only reads memory, for as long as the model's step takes: as beside a model, the host's data leave the caches, and its work takes
 three times as long.
+
+Before the first step the host takes in the sequences, which is measured there, too.
 """
 
 import time
@@ -12,6 +14,7 @@ from contextlib import ExitStack
 from functools import cache
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -30,6 +33,9 @@ NUM_STEPS, WARM_UP, ROUND = 48, 4, 8
 """Steps that are timed, steps before them, and steps of a round. The median of the rounds counts: other threads of this process
 may work in one of them (the mean of all steps was 5.31 ms once, and 0.6 to 0.9 ms otherwise)."""
 
+NUM_STARTS = 9
+"""Times that sequences are taken in, of which the median counts."""
+
 MOST_US = 20_000
 """Most microseconds for which a stage reads: by then it has read more than the caches of a core hold."""
 
@@ -37,6 +43,17 @@ BLOCK, NUM_BLOCKS = 1 << 18, 64
 """Elements of a MiB, and the MiB that a stage reads in turn."""
 
 _memory: list[torch.Tensor] = []
+
+
+class HostTime(NamedTuple):
+    """The host's seconds of processor time for a step, and before the first step of sequences that come at once."""
+
+    step_s: float
+    start_s: float = 0.0
+
+
+FREE = HostTime(0.0)
+"""A host that takes no time."""
 
 
 def read_memory(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -52,8 +69,8 @@ def read_memory(ids: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int, row_size: int = 0) -> float:
-    """The host's seconds of processor time for a step, measured once for these arguments in a process.
+def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int, row_size: int = 0) -> HostTime:
+    """The host's seconds of processor time, measured once for these arguments in a process.
 
     Each further sequence of a step adds 1 or 2 hundredths to them, so the steps have one size.
 
@@ -80,7 +97,13 @@ def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int, row_s
         prompts = [[word]] * generator.capacity.max_sequences
         generator.generate(prompts, max_new_tokens=WARM_UP + NUM_STEPS, on_token=note)
         rounds_s = [end_s - begun_s for begun_s, end_s in pairwise(at_s[WARM_UP - 1 :: ROUND])]
-        return median(rounds_s) / (ROUND * len(cores))
+        step_s, firsts_s = median(rounds_s) / (ROUND * len(cores)), list[float]()
+        for _ in range(NUM_STARTS):
+            at_s.clear()
+            begun_s = time.process_time()
+            generator.generate(prompts, max_new_tokens=2, on_token=note)
+            firsts_s.append(at_s[0] - begun_s)
+        return HostTime(step_s, max(0.0, median(firsts_s) - step_s))
 
 
 def _pipeline(core: str, num_tokens: int, row_size: int) -> Pipeline:

@@ -13,7 +13,7 @@ from autosplit.deploying.setup import Setup
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError
-from autosplit.generating.hostcost import MOST_US, measure_host
+from autosplit.generating.hostcost import FREE, MOST_US, HostTime, measure_host
 from autosplit.generating.rewriting import EMBEDDED
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.measuring.links import MAX_DEVICES
@@ -35,10 +35,12 @@ class PhaseProfile(Profile):
         phases: tokens of a step to its own measurements.
         host_s: the host's processor time for a step (see ``hostcost``). In these measurements taking an answer costs nothing:
             the host works while a device waits for it (see ``forecast.simulated``).
+        start_s: its processor time before the first step of sequences that come at once.
     """
 
     phases: Mapping[int, Profile] = field(default_factory=dict)
     host_s: float = 0.0
+    start_s: float = 0.0
 
 
 def demands_of(constraints: Constraints | None) -> Constraints:
@@ -96,12 +98,12 @@ def measure_phases(
         sizes = _measured_at(family, flow)
         phases = dict(zip(sizes, measure([family.at({TOKENS: tokens}) for tokens in sizes], machine, setup), strict=True))
         progress("profile", 1.0, "timing the host")
-        host_s = _host_s(family, machine, phases)
-    return mixed_phases(family, phases, flow, host_s)
+        host = _host_time(family, machine, phases)
+    return mixed_phases(family, phases, flow, host)
 
 
-def _host_s(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> float:
-    """The host's processor time for a step, while the devices compute steps as long as those of decoding."""
+def _host_time(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> HostTime:
+    """The host's processor time, while the devices compute steps as long as those of decoding."""
     decoding = phases[min(phases)]
     step_s = min(decoding.whole_s(*setting) for setting in decoding.measured)
     here = affinity()
@@ -117,7 +119,7 @@ def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced
     flow = traffic_on(family, machine).verify(family.allowed)
     found = {tokens: stored(family.at({TOKENS: tokens})) for tokens in _measured_at(family, flow)}
     phases = {tokens: profile for tokens, profile in found.items() if profile is not None}
-    return mixed_phases(family, phases, flow, _host_s(family, machine, phases)) if len(phases) == len(found) else None
+    return mixed_phases(family, phases, flow, _host_time(family, machine, phases)) if len(phases) == len(found) else None
 
 
 def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
@@ -151,14 +153,14 @@ def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
     return Traffic((TOKENS,), {(at,): max(num_groups * sequences.new - num_prefills, 0.0), (largest,): num_prefills})
 
 
-def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host_s: float = 0.0) -> PhaseProfile:
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostTime = FREE) -> PhaseProfile:
     """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
 
     Args:
         family: the steps.
         phases: tokens of a step to its measurements.
         traffic: how often each comes.
-        host_s: as in ``PhaseProfile``.
+        host: the host's processor time.
     """
     phases = {tokens: _without_host(profile) for tokens, profile in phases.items()}
     shares = dict.fromkeys(phases, 0.0) | {tokens: share for (tokens,), share in traffic.shares.items()}
@@ -174,7 +176,7 @@ def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Tra
         unpaddable=dict(family.unpaddable),
     )
     parts = {one.name: getattr(profile, one.name) for one in fields(Profile)}
-    return PhaseProfile(**{**parts, "shapes": shapes}, phases=phases, host_s=host_s).verify()
+    return PhaseProfile(**{**parts, "shapes": shapes}, phases=phases, host_s=host.step_s, start_s=host.start_s).verify()
 
 
 def _without_host(profile: Profile) -> Profile:

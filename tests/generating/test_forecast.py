@@ -9,6 +9,7 @@ from pipelines import wait_until
 from autosplit.errors import PlanError, WorkerError
 from autosplit.generating.forecast import between, host_text, replicas_of, simulated
 from autosplit.generating.generators import Generator
+from autosplit.generating.hostcost import HostTime
 from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.steps import TOKENS
@@ -43,6 +44,12 @@ def test_the_host_takes_its_time_between_steps():
     step_s = {1: [1.0, 2.0]}
     assert simulated(step_s, step_s, ["a", "b"], one, host_s=0.5) == TokenRates(1 / 3.5, 3.5, 3.5)
     assert simulated(step_s, step_s, ["a", "b"], two, host_s=0.5).per_token_s == pytest.approx(4.0, rel=0.02)
+
+
+def test_the_host_takes_sequences_in_before_the_first_step():
+    one, step_s = Sequences(prompt=1, new=20, max_sequences=1, max_length=40), {1: [1.0, 2.0]}
+    found = simulated(step_s, step_s, ["a", "b"], one, host_s=0.5, start_s=2.0)
+    assert found == TokenRates(20 / 72, 5.5, 3.5)
 
 
 def test_a_stage_is_faster_while_its_neighbours_wait():
@@ -119,9 +126,9 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
     assert found.measured["cpu:0", "eager", 1].cut_s_per_byte * 9 == pytest.approx(2.0)
     links = (Link("cpu:0", HOST, 0.0, 1.0, 0.0, 1.0, 0.0), Link(HOST, "cpu:0", 0.0, 1.0, 0.0, 1.0, 0.0))
     phases = {tokens: replace(measured(tokens), links=links) for tokens in (9, 1)}
-    told = mixed_phases(family, phases, flow.verify(family.allowed), host_s=9.0)
+    told = mixed_phases(family, phases, flow.verify(family.allowed), HostTime(9.0, 4.0))
     assert [[link.receive_s for link in told.phases[tokens].links] for tokens in (1, 9)] == [[0.0, 1.0]] * 2
-    assert (told.links[0].receive_s, told.host_s) == (0.0, 9.0)
+    assert (told.links[0].receive_s, told.host_s, told.start_s) == (0.0, 9.0, 4.0)
     assert (found.graph_hash, dict(found.shapes.buckets), sorted(found.phases)) == ("9", {TOKENS: (1, 2, 9)}, [1, 9])
 
 
@@ -133,7 +140,7 @@ def test_an_op_that_is_refused_in_one_phase_is_refused():
 
 
 def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
-    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: 0.5)
+    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: HostTime(0.5))
     family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
     found = stored_phases(family, machine, lambda one: measured(one.tokens))
     assert isinstance(found, PhaseProfile)
@@ -143,7 +150,7 @@ def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
 
 def test_the_smallest_step_with_prompts_is_measured_too(monkeypatch):
     """It reads weights in another form than steps of decoding, so it does not lie on the line from these to the largest step."""
-    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: 0.5)
+    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: HostTime(0.5))
     family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
     family.allowed = {TOKENS: (1, 2, 4, 8, 9)}
     found = stored_phases(family, machine, lambda one: measured(one.tokens))

@@ -14,6 +14,7 @@ from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating.bounds import phase_rows
 from autosplit.generating.firsttokens import first_step, token_error
 from autosplit.generating.forecast import forecast
+from autosplit.generating.hostcost import HostTime
 from autosplit.generating.phases import mixed_phases, traffic_on
 from autosplit.generating.steps import step_family
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
@@ -93,7 +94,9 @@ def test_the_memory_of_workers_that_ran_is_known_to_the_next_plan(found, family,
             assert stage.memory.measured
             assert stage.memory.held_bytes == pytest.approx(held_bytes, rel=0.05, abs=256 << 10)
     stored, phases = open_store(store).load(family.graph), found.profile.phases
-    again = mixed_phases(family, {**phases, max(phases): stored}, traffic_on(family, found.machine), found.profile.host_s)
+    again = mixed_phases(
+        family, {**phases, max(phases): stored}, traffic_on(family, found.machine), HostTime(found.profile.host_s)
+    )
     measured = {(setting.backend, setting.threads) for setting in again.measured}  # a store has these, and no union of cores
     kept = [one for one in ran.values() if {(stage.backend, stage.threads) for stage in one.plan.stages} <= measured]
     assert kept
@@ -179,7 +182,7 @@ def test_each_phase_has_a_bound(found, family, split_plan):
     rows = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1e9)
     assert [(row["phase"], row["tokens"]) for row in rows] == [("decode", 1)] * 2 + [("prefill", 130)] * 2
     assert all(row["predicted_s"] > 0 and row["cache_bytes"] > 0 for row in rows)
-    assert found.profile.host_s > 0
+    assert found.profile.host_s > 0 and found.profile.start_s > 0
     assert [row["host_s"] for row in rows if row["stage"] == split_plan.stages[0].name] == [0.0, 0.0]
     slow = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1.0)
     assert {row["bound by"] for row in slow} == {"memory bandwidth"}
