@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +18,7 @@ class _Team:
         self.address = self.words.ctypes.data
         self._reading, self.channel = os.pipe()
         os.set_blocking(self.channel, False)
-        weakref.finalize(self, _dismiss, self._reading, self.channel)
+        weakref.finalize(self, _dismiss, self._reading, self.channel).atexit = False
 
     def grow(self, num_threads: int) -> None:
         """Have at least so many threads."""
@@ -51,7 +50,7 @@ def _serve(channel: int, words: "np.ndarray[tuple[int], np.dtype[np.int64]]") ->
 
 
 def _dismiss(reading: int, channel: int) -> None:
-    """Let threads end when no process has the pipe for writing any more."""
+    """Let the threads end: they read from copies of a pipe that nobody writes any more."""
     os.close(channel)
     os.close(reading)
 
