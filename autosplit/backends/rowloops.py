@@ -38,10 +38,13 @@ PART_BITS, MOST_PARTS = 16, (1 << 16) - 1
 APART = 128
 """Bytes between words of a team that are written by turns, so that they share no line of a cache."""
 
-OPEN, ENDED, FAILED, MESSAGE, TEAM_BYTES = 0, APART, 2 * APART, 3 * APART, 4 * APART
-"""Where a team has its words: the open line and its free parts; parts that ended; the line that failed; what the caller sends."""
+OPEN, ENDED, FAILED, TAPE, ONE, TEAM_BYTES = 0, APART, 2 * APART, 3 * APART, 4 * APART, 5 * APART
+"""Where a team has its words: the open line and its free parts; parts that ended; the line that failed; the tape: its address,
+lines and number of its first line, -1 while they change; and a one to call a thread with."""
 
-MESSAGE_BYTES = 24
+DISMISSED = -2
+"""The number of the first line that ends the threads."""
+
 PAUSES, YIELDS, SLEEP_US, PAUSES_AFTER_TAPE = 400, 100, 50, 2000
 """How a thread waits: it spins for some 20 us, yields its core, and then sleeps. After a tape it spins for some 100 us."""
 
@@ -144,7 +147,7 @@ def play(tape: int, lines: int, team: int, channel: int, others: int) -> int:
         tape: address of int64 ``[lines, NUM_WORDS]``, each the code of a ``Function``, addresses, sizes, bytes from a row to the
             next, and parts: see ``instructions``.
         team: address of its words.
-        channel: the pipe by which its threads are called.
+        channel: the eventfd by which its threads are called.
         others: how many of them.
     Returns: the number of an instruction that was given an id outside its table; -1 if none was. A single thread ends there.
     """
@@ -153,25 +156,30 @@ def play(tape: int, lines: int, team: int, channel: int, others: int) -> int:
             if not compute(tape + line * LINE_BYTES, 0, 1):
                 return line
         return -1
-    first, message = atomic_load(team + OPEN) >> PART_BITS, ints_at(team + MESSAGE)
-    message[0], message[1], message[2] = tape, lines, first
+    first, place = atomic_load(team + OPEN) >> PART_BITS, team + TAPE
+    atomic_store(place + 16, -1)
+    atomic_store(place, tape)
+    atomic_store(place + 8, lines)
+    atomic_store(place + 16, first)
     ints_at(team + FAILED)[0] = -1
     for _ in range(others):
-        write_bytes(channel, team + MESSAGE, MESSAGE_BYTES)  # one that is lost, as the pipe is full, calls nobody
+        write_bytes(channel, team + ONE, 8)
     proceed(tape, lines, team, first, 0)
     take_part(tape, lines, team, first)
     return atomic_load(team + FAILED)  # type: ignore[no-any-return]
 
 
 @summing("void(i8, i8, i8)")
-def answer_calls(team: int, channel: int, message_address: int) -> None:
-    """Take part in tapes, until the pipe is closed. The message is memory of the thread's own."""
-    message, count = ints_at(message_address), MESSAGE_BYTES
-    message[0] = message[1] = message[2] = 0
-    while count == MESSAGE_BYTES:
-        take_part(message[0], message[1], team, message[2])
-        turns, end = 0, message[1] + message[2]
-        while turns < PAUSES_AFTER_TAPE and atomic_load(team + OPEN) >> PART_BITS == end:
-            turns += 1
-            pause()
-        count = read_bytes(channel, message_address, MESSAGE_BYTES)
+def answer_calls(team: int, channel: int, count: int) -> None:
+    """Take part in tapes until the team is dismissed. ``count``: the address of an int64 of the thread's own."""
+    place = team + TAPE
+    while read_bytes(channel, count, 8) == 8:
+        first, tape, lines = atomic_load(place + 16), atomic_load(place), atomic_load(place + 8)
+        if first == DISMISSED:
+            return
+        if first >= 0 and atomic_load(place + 16) == first:  # else the caller is at the next tape
+            take_part(tape, lines, team, first)
+            turns, end = 0, first + lines
+            while turns < PAUSES_AFTER_TAPE and atomic_load(team + OPEN) >> PART_BITS == end:
+                turns += 1
+                pause()
