@@ -85,6 +85,18 @@ def yield_core(_: Any) -> Any:
     return nothing(), code
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def sleep(_: Any, time_us: Any) -> Any:
+    """In compiled code: sleep for so many microseconds."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(SHORT, [SHORT]), "usleep")
+        builder.call(function, [builder.trunc(arguments[0], SHORT)])
+        return context.get_dummy_value()
+
+    return nothing(ints), code
+
+
 def _transfer(name: str) -> Any:
     """In compiled code: ``read`` or ``write`` bytes of a file at an address; their number, or less than 0."""
 

@@ -47,7 +47,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     rows, cols = x.view(-1, x.shape[-1]).shape
     tensors = tuple(one for one in (x, weight, found, bias) if one is not None)
     eps_bits = int(np.float32(eps).view(np.int32))
-    return Instruction((_code("norm"), *map(_place, (x, weight, found, bias)), rows, cols, eps_bits, 0, 0), tensors, _shares(x.numel()))
+    return Instruction(
+        (_code("norm"), *map(_place, (x, weight, found, bias)), rows, cols, eps_bits, 0, 0), tensors, _shares(x.numel())
+    )
 
 
 def lookup(table: torch.Tensor, ids: torch.Tensor, found: torch.Tensor) -> Instruction:

@@ -13,7 +13,17 @@ So nobody waits for a thread that sleeps: one that comes late, because another p
 caller computes what nobody takes. Lines are counted on over all tapes, so a thread that comes after the end touches nothing.
 """
 
-from autosplit.backends.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, pause, read_bytes, write_bytes, yield_core
+from autosplit.backends.atomics import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    atomic_swap,
+    pause,
+    read_bytes,
+    sleep,
+    write_bytes,
+    yield_core,
+)
 from autosplit.backends.rowfunctions import Function, look_up, normalise, of_one, of_two
 from autosplit.backends.rowpanels import COLUMNS
 from autosplit.backends.rowproducts import multiply
@@ -28,12 +38,15 @@ PART_BITS, MOST_PARTS = 16, (1 << 16) - 1
 APART = 128
 """Bytes between words of a team that are written by turns, so that they share no line of a cache."""
 
-OPEN, ENDED, FAILED, MESSAGE, TEAM_BYTES = 0, APART, 2 * APART, 3 * APART, 4 * APART
-"""Where a team has its words: the open line and its free parts; parts that ended; the line that failed; what the caller sends."""
+OPEN, ENDED, FAILED, TAPE, ONE, TEAM_BYTES = 0, APART, 2 * APART, 3 * APART, 4 * APART, 5 * APART
+"""Where a team has its words: the open line and its free parts; parts that ended; the line that failed; the tape: its address,
+lines and number of its first line, -1 while they change; and a one to call a thread with."""
 
-MESSAGE_BYTES = 24
-FEW_TURNS, MANY_TURNS = 200, 2000
-"""Turns of a thread that waits: after some 10 us it yields its core, and after some 100 us without a new tape it sleeps."""
+DISMISSED = -2
+"""The number of the first line that ends the threads."""
+
+PAUSES, YIELDS, SLEEP_US, PAUSES_AFTER_TAPE = 400, 100, 50, 2000
+"""How a thread waits: it spins for some 20 us, yields its core, and then sleeps. After a tape it spins for some 100 us."""
 
 
 @inner
@@ -44,7 +57,7 @@ def edge(count: int, part: int, parts: int, step: int) -> int:
 
 @summing("b1(i8, i8, i8)")
 def compute(address: int, part: int, parts: int) -> bool:
-    """Compute a part of an instruction: some columns of a product or of a single row, or rows; whether its ids were in the table."""
+    """Compute a part of an instruction: columns of a product or of a single row, or rows; whether its ids are in the table."""
     words = ints_at(address)
     code, x, y, found = words[0], words[1], words[2], words[3]
     if code == Function.PRODUCT:
@@ -93,9 +106,20 @@ def proceed(tape: int, lines: int, team: int, first: int, line: int) -> None:
     atomic_store(team + OPEN, ((first + line) << PART_BITS) + parts)
 
 
+@inner
+def wait(turns: int) -> None:
+    """Wait for a change by another thread, which may need this core, or have lost its own to another process."""
+    if turns < PAUSES:
+        pause()
+    elif turns < PAUSES + YIELDS:
+        yield_core()
+    else:
+        sleep(SLEEP_US)
+
+
 @summing("void(i8, i8, i8, i8)")
 def take_part(tape: int, lines: int, team: int, first: int) -> None:
-    """Compute parts of a tape until all are ended. It is read only by one who has a part, for else its caller may have freed it."""
+    """Compute parts of a tape until all are ended. Only one who has a part reads it, for else its caller may have freed it."""
     turns = 0
     while True:
         word = atomic_load(team + OPEN)
@@ -104,10 +128,7 @@ def take_part(tape: int, lines: int, team: int, first: int) -> None:
             return
         if left == 0 or not atomic_swap(team + OPEN, word, word - 1):
             turns += 1
-            if turns < FEW_TURNS:
-                pause()
-            else:
-                yield_core()
+            wait(turns)
             continue
         turns, address = 0, tape + line * LINE_BYTES
         parts = ints_at(address)[PARTS]
@@ -126,7 +147,7 @@ def play(tape: int, lines: int, team: int, channel: int, others: int) -> int:
         tape: address of int64 ``[lines, NUM_WORDS]``, each the code of a ``Function``, addresses, sizes, bytes from a row to the
             next, and parts: see ``instructions``.
         team: address of its words.
-        channel: the pipe by which its threads are called.
+        channel: the eventfd by which its threads are called.
         others: how many of them.
     Returns: the number of an instruction that was given an id outside its table; -1 if none was. A single thread ends there.
     """
@@ -135,25 +156,30 @@ def play(tape: int, lines: int, team: int, channel: int, others: int) -> int:
             if not compute(tape + line * LINE_BYTES, 0, 1):
                 return line
         return -1
-    first, message = atomic_load(team + OPEN) >> PART_BITS, ints_at(team + MESSAGE)
-    message[0], message[1], message[2] = tape, lines, first
+    first, place = atomic_load(team + OPEN) >> PART_BITS, team + TAPE
+    atomic_store(place + 16, -1)
+    atomic_store(place, tape)
+    atomic_store(place + 8, lines)
+    atomic_store(place + 16, first)
     ints_at(team + FAILED)[0] = -1
     for _ in range(others):
-        write_bytes(channel, team + MESSAGE, MESSAGE_BYTES)  # one that is lost, as the pipe is full, calls nobody
+        write_bytes(channel, team + ONE, 8)
     proceed(tape, lines, team, first, 0)
     take_part(tape, lines, team, first)
-    return ints_at(team + FAILED)[0]
+    return atomic_load(team + FAILED)  # type: ignore[no-any-return]
 
 
 @summing("void(i8, i8, i8)")
-def answer_calls(team: int, channel: int, message_address: int) -> None:
-    """Take part in tapes, until a message has less than none or the pipe is closed. The message is memory of the thread's own."""
-    message, count = ints_at(message_address), MESSAGE_BYTES
-    message[0] = message[1] = message[2] = 0
-    while count == MESSAGE_BYTES and message[1] >= 0:
-        take_part(message[0], message[1], team, message[2])
-        turns, end = 0, message[1] + message[2]
-        while turns < MANY_TURNS and atomic_load(team + OPEN) >> PART_BITS == end:
-            turns += 1
-            pause()
-        count = read_bytes(channel, message_address, MESSAGE_BYTES)
+def answer_calls(team: int, channel: int, count: int) -> None:
+    """Take part in tapes until the team is dismissed. ``count``: the address of an int64 of the thread's own."""
+    place = team + TAPE
+    while read_bytes(channel, count, 8) == 8:
+        first, tape, lines = atomic_load(place + 16), atomic_load(place), atomic_load(place + 8)
+        if first == DISMISSED:
+            return
+        if first >= 0 and atomic_load(place + 16) == first:  # else the caller is at the next tape
+            take_part(tape, lines, team, first)
+            turns, end = 0, first + lines
+            while turns < PAUSES_AFTER_TAPE and atomic_load(team + OPEN) >> PART_BITS == end:
+                turns += 1
+                pause()

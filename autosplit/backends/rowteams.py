@@ -4,33 +4,37 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 
+Words = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 
 class _Team:
-    """The threads of a caller, which sleep until it writes to their pipe, and the memory by which they divide a tape."""
+    """The threads of a caller, which sleep until it calls them by an eventfd, and the memory by which they divide a tape.
+
+    A pipe would wake a thread on the core of its caller, which it believes to sleep next.
+    """
 
     def __init__(self) -> None:
-        from autosplit.backends.rowloops import TEAM_BYTES  # loads numba
+        from autosplit.backends.rowloops import ONE, TEAM_BYTES  # loads numba
 
         self.num_threads, self.words = 0, np.zeros(TEAM_BYTES // 8, np.int64)
+        self.words[ONE // 8] = 1
         self.address = self.words.ctypes.data
-        self._reading, self.channel = os.pipe()
-        os.set_blocking(self.channel, False)
-        weakref.finalize(self, _dismiss, self._reading, self.channel)
+        self.channel = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        weakref.finalize(self, _dismiss, self.channel, self.words).atexit = False
 
     def grow(self, num_threads: int) -> None:
         """Have at least so many threads."""
         while self.num_threads < num_threads:
             self.num_threads += 1
-            arguments = os.dup(self._reading), self.words
+            arguments = os.dup(self.channel), self.words
             threading.Thread(target=_serve, args=arguments, name="autosplit-rows", daemon=True).start()
 
 
 def team_of(others: int) -> tuple[int, int]:
-    """The address of the team's words and the pipe of ``rowloops.play``, for a call with so many other threads."""
+    """The address of the team's words and the eventfd of ``rowloops.play``, for a call with so many other threads."""
     found: _Team | None = getattr(_own, "team", None)
     if found is None:
         found = _own.team = _Team()
@@ -39,28 +43,31 @@ def team_of(others: int) -> tuple[int, int]:
     return found.address, found.channel
 
 
-def _serve(channel: int, words: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+def _serve(channel: int, words: Words) -> None:
     from autosplit.backends.rowloops import answer_calls  # loads numba
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the wait for a message
-    message = np.zeros(3, np.int64)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the wait for a call
+    count = np.zeros(1, np.int64)
     try:
-        answer_calls(words.ctypes.data, channel, message.ctypes.data)
+        answer_calls(words.ctypes.data, channel, count.ctypes.data)
     finally:
+        os.eventfd_write(channel, 1)  # the next one ends, too
         os.close(channel)
 
 
-def _dismiss(reading: int, channel: int) -> None:
-    """Let threads end when no process has the pipe for writing any more."""
+def _dismiss(channel: int, words: Words) -> None:
+    from autosplit.backends.rowloops import DISMISSED, TAPE
+
+    words[TAPE // 8 + 2] = DISMISSED
+    os.eventfd_write(channel, 1)
     os.close(channel)
-    os.close(reading)
 
 
 _own = threading.local()
 
 
 def _forget() -> None:
-    """In a forked process, where threads of the team do not run: whoever writes to their pipe calls those of the parent."""
+    """In a forked process, where threads of the team do not run: a call would reach those of the parent."""
     global _own
     _own = threading.local()
 
