@@ -74,7 +74,7 @@ def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and
 def test_weights_of_products_as_they_are_stored_count_once(
     precision: Precision, custom: str, num_tables: float, num_packed: float
 ) -> None:
-    """In f32 beside a custom operator, also a table of a lookup. Else OpenVINO packs them for each of 3 programs, halved in bf16."""
+    """In f32 beside a custom operator, also a table of a lookup. Else OpenVINO packs them for each program, halved in bf16."""
     lookup, between, product = (replace(op, operator="aten.linear.default", weights=("wv1",)) for op in GRAPH.ops[:3])
     ops = replace(lookup, operator="aten.embedding.default"), replace(between, operator=custom, weights=()), product
     graph = replace(GRAPH, ops=ops, outputs=("v3",))
