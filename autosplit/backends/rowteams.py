@@ -1,4 +1,7 @@
-"""Threads that compute instructions with the thread that calls them. They inherit its cores, so each such thread has a team."""
+"""Threads that compute instructions with the thread that calls them. They inherit its cores, so each such thread has a team.
+
+The first of the cores is left to the caller.
+"""
 
 import os
 import signal
@@ -47,6 +50,10 @@ def _serve(channel: int, words: Words) -> None:
     from autosplit.backends.rowloops import answer_calls  # loads numba
 
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the wait for a call
+    if others := sorted(os.sched_getaffinity(0))[1:]:
+        os.sched_setaffinity(
+            0, others
+        )  # where another process kept these busy, the thread was woken on its caller's core, and late
     count = np.zeros(1, np.int64)
     try:
         answer_calls(words.ctypes.data, channel, count.ctypes.data)
