@@ -1,4 +1,4 @@
-"""Ops on a few rows as instructions of one compiled loop.
+"""Ops on rows as instructions of one compiled loop.
 
 A call of a runtime or of torch from Python takes longer than a norm of a few rows does.
 """

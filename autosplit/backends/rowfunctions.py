@@ -1,4 +1,4 @@
-"""Functions of the elements of a few rows, of the rows, and lookups of rows, compiled."""
+"""Functions of the elements of rows, of the rows, and lookups of rows, compiled."""
 
 import math
 from enum import IntEnum

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from autosplit.backends.fewrows import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT
 from autosplit.backends.firstrows import ATTEND, compute_first_rows
 from autosplit.backends.instructions import layout
 from autosplit.backends.readrows import READ_ROWS
+from autosplit.backends.rowops import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.devicecopies import TO_COPY
@@ -186,7 +186,7 @@ def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> No
 
 
 def _norm_or_lookup(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> bool:
-    """Make an op a norm or a lookup of few rows, if it is one; whether it became that."""
+    """Make an op a norm or a lookup of rows, if it is one; whether it became that."""
     given = arguments_of(node)
     values = [one for one in given.values() if isinstance(one, fx.Node)]
     like = [_like(module, one, specs) for one in values]

@@ -25,7 +25,7 @@ LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
 
 PRODUCT = "aten.linear.default"
-"""The operator that may read its weight as it is (``backends.fewrows``)."""
+"""The operator that may read its weight as it is (``backends.rowops``)."""
 
 COMPILED = "compiled"
 """In place of a backend: the steps of a stage whose products read weights as they are stored, which need no file of a runtime."""

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
-from autosplit.backends.fewrows import PRODUCT
 from autosplit.backends.instructions import Instruction
 from autosplit.backends.pieces import in_pieces, pieces
 from autosplit.backends.profiling import probe
+from autosplit.backends.rowops import PRODUCT
 from autosplit.backends.simplifying import simplified
 from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache

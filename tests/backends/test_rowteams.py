@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from autosplit.backends import instructions, rowloops, rowteams
-from autosplit.backends.fewrows import prepare_look_up, prepare_norm_rows, prepare_on_rows, prepare_product
 from autosplit.backends.instructions import Instruction, together
+from autosplit.backends.rowops import prepare_look_up, prepare_norm_rows, prepare_on_rows, prepare_product
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from autosplit.backends.fewrows import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT, prepare_on_rows
 from autosplit.backends.instructions import layout, strides, together
+from autosplit.backends.rowops import LOOK_UP, NORM_ROWS, ON_ROWS, PRODUCT, prepare_on_rows
 from autosplit.backends.rowpanels import COLUMNS, DEPTH
 from autosplit.backends.rowproducts import MANY
 from autosplit.backends.rowtiles import WIDTH
