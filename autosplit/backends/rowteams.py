@@ -51,9 +51,7 @@ def _serve(channel: int, words: Words) -> None:
 
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the wait for a call
     if others := sorted(os.sched_getaffinity(0))[1:]:
-        os.sched_setaffinity(
-            0, others
-        )  # where another process kept these busy, the thread was woken on its caller's core, and late
+        os.sched_setaffinity(0, others)  # where these were busy, the thread was woken on its caller's core, and late
     count = np.zeros(1, np.int64)
     try:
         answer_calls(words.ctypes.data, channel, count.ctypes.data)
