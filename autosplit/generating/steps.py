@@ -39,8 +39,8 @@ OF_TOKENS = ("ids", "slots", "positions", "sampling")
 OF_SOURCES = ("source", "source_slots", "source_positions")
 """The inputs of a step that hold a row for each row of a source."""
 
-FOR_WORKERS = ("autosplit.generating.rows", "autosplit.generating.sampling")
-"""Modules that every worker of a generator needs; ``rows`` with numba takes most of the time and memory of its start."""
+FOR_WORKERS = ("autosplit.generating.rows", "autosplit.generating.sampling", "autosplit.backends.rowloops")
+"""Modules that every worker of a generator needs; those with numba take most of the time and memory of its start."""
 
 PADDED = "the scheduler of the steps pads them, with tokens of slot 0"
 

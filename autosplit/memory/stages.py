@@ -33,7 +33,7 @@ COMPILED = "compiled"
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all programs of a stage. The others pack the weights anew for each."""
 
-BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 8_800_000}
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000, "openvino": 16_000_000, COMPILED: 4_600_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
 of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 25 M parameters, whole and in two stages; those of runtimes while
 files of theirs computed its products. Workers beside the counted bytes (``benchmarks.generation_memory``):
