@@ -41,13 +41,10 @@ files of theirs computed its products. Workers beside the counted bytes (``bench
 =====================================  ========  ===============  =======
 worker, held / counted, MB             programs  compiled         eager
 =====================================  ========  ===============  =======
-that Llama, whole, 16 sequences        8         165/165
-in halves of its layers, 4 sequences   6         55/56, 99/99
-in halves of its layers, 8 sequences   7         54/55, 102/101
-that Llama, whole, one sequence        4         121/121
+that Llama, whole, 16 sequences        8         161/160
+in halves of its layers, 8 sequences   7         50/51, 98/97
 that Llama, whole                      7                          154/154
-GPT-2 of 124 M, 12 layers              6         629/621
-the same                               5                          617/612
+GPT-2 of 124 M, 12 layers              5                          617/612
 =====================================  ========  ===============  =======
 
 With OpenVINO as the backend of these stages, its workers held the same as with ONNX Runtime to 0.2 MB.
