@@ -13,6 +13,9 @@ import torch
 
 from autosplit.backends.rowteams import team_of
 
+Empty = Callable[..., torch.Tensor]
+"""Makes the memory of an answer from its shape."""
+
 SHARE = 1 << 13
 """Fewest numbers that a thread takes: a core reads as many weights in 3 us, and two threads take 0.3 us to divide them."""
 

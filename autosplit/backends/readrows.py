@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.instructions import product
+from autosplit.backends.instructions import Empty, product
 from autosplit.tracing.programs import PREPARED
-
-Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")

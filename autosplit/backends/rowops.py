@@ -25,11 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosplit.backends.instructions import Instruction, each, lookup, norm, product
+from autosplit.backends.instructions import Empty, Instruction, each, lookup, norm, product
 from autosplit.compat.torchparts import schema_of
 from autosplit.tracing.programs import PREPARED
-
-Empty = Callable[..., torch.Tensor]
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")

@@ -1,12 +1,8 @@
 """Products with a weight as it is stored, compiled."""
 
-import numpy as np
-
-from autosplit.backends.rowpanels import COLUMNS, multiply_many
+from autosplit.backends.rowpanels import COLUMNS, ZERO, multiply_many
 from autosplit.backends.rowtiles import WIDTH, columns_beside, dots, steps
 from autosplit.jit import floats_at, summing
-
-ZERO = np.float32(0)
 
 ONE, TWO, THREE, FOUR, EIGHT = map(dots, (1, 2, 3, 4, 8))
 """Tiles by their rows of x."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.backends.rowfunctions import exp
-from autosplit.backends.rowproducts import ZERO, multiply, multiply_by_columns
+from autosplit.backends.rowfunctions import ZERO, exp
+from autosplit.backends.rowproducts import multiply, multiply_by_columns
 from autosplit.jit import floats_at, from_bits, ints_at, summing
 
 Array = np.ndarray[Any, Any]
